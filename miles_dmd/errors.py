@@ -1,0 +1,48 @@
+"""Every exception that the package raises on purpose.
+
+MilesDmdError
+├── ConfigError          the user asked for something that cannot be: names the flag, the value and the cure
+│   └── NotFound         no loss type, model family, engine, role or preset of that name: lists those there are
+├── PlanError            a plan that cannot be: its parts contradict each other
+├── PhaseError           a phase of a cycle broke its promise; the driver is terminal
+├── ExternalDataError    one group handed another the wrong samples, keys or policy version
+├── EngineError          the rollout engine could not, or did not, do what it was asked
+├── ClusterError         trainer groups could not be placed, or one of their processes died
+└── FormatError          a file of another format, or of a newer version than this package reads
+"""
+
+
+class MilesDmdError(Exception):
+    """The root: catch it to tell a refusal of ours from a bug."""
+
+
+class ConfigError(MilesDmdError, ValueError):
+    """The user asked for something that cannot be. Exit code 2."""
+
+
+class NotFound(ConfigError, LookupError):
+    """A name that stands for nothing."""
+
+
+class PlanError(MilesDmdError, ValueError):
+    """A plan that cannot be."""
+
+
+class PhaseError(MilesDmdError, RuntimeError):
+    """A phase broke its promise; restart from the last checkpoint."""
+
+
+class ExternalDataError(MilesDmdError, RuntimeError):
+    """Data handed from one group to another is about other samples, or incomplete."""
+
+
+class EngineError(MilesDmdError, RuntimeError):
+    """The rollout engine failed."""
+
+
+class ClusterError(MilesDmdError, RuntimeError):
+    """Trainer groups could not be placed, or a process of theirs died."""
+
+
+class FormatError(MilesDmdError, ValueError):
+    """A file that this version of the package cannot read."""
