@@ -1,0 +1,81 @@
+"""What a model family says of itself: once without torch, for the door, and once with it, for trainers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    Cond = Mapping[str, Tensor]
+    """Keyword arguments of the network that stand for the prompt, each with a leading sample axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFamily:
+    """The declaration: everything that the command line needs, read from a checkpoint's JSON files alone."""
+
+    name: str
+    pipeline: str
+    """Class that model_index.json must name."""
+    components: tuple[str, ...]
+    """Folders that a pipeline directory of this family must have."""
+    network_component: str
+    """The folder of the network that is distilled."""
+    shard_blocks: tuple[str, ...]
+    """Class names of the blocks that FSDP shards one by one."""
+    count_parameters: Callable[[Mapping[str, Any]], int]
+    """Exact number of the network's parameters, from its config.json."""
+    pixel_multiple: Callable[[Path], int]
+    """Height and width must be multiples of this, for a pipeline directory."""
+    default_pixels: Callable[[Path], tuple[int, int]]
+    """(height, width) that a pipeline directory was made for."""
+    default_max_sequence_length: Callable[[Path], int]
+    """Text length (T5's, where there are several encoders) of a pipeline directory."""
+    can_guide: bool = True
+    """Whether there is an unconditional branch; False for guidance-distilled models."""
+    torch_module: str = ""
+    """Dotted name of the module that implements ``FamilyCode``."""
+
+    def code(self) -> FamilyCode:
+        return cast("FamilyCode", importlib.import_module(self.torch_module))
+
+
+class FamilyCode(Protocol):
+    """The part that knows torch and diffusers: functions of a module. None of it is about losses, roles or Ray."""
+
+    def build_network(self, checkpoint: Path) -> nn.Module:
+        """The network of ``checkpoint``'s config.json; call it under ``init_empty_weights``."""
+        ...
+
+    def velocity(self, network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+        """One call of the network: x [B, C, H, W], sigma [B] in [0, 1] -> velocity [B, C, H, W]."""
+        ...
+
+    def latent_shape(self, checkpoint: Path, height: int, width: int) -> tuple[int, ...]:
+        """Shape of one sample's latents."""
+        ...
+
+    def encode_prompts(
+        self, checkpoint: Path, texts: Sequence[str], *, max_sequence_length: int, dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Tensor]:
+        """``Cond`` of P texts, on the CPU, as the pipeline itself encodes them."""
+        ...
+
+    def open_decoder(self, checkpoint: Path) -> Callable[[Tensor], Tensor]:
+        """latents [B, C, H, W] fp32 -> images [B, H, W, 3] uint8."""
+        ...
+
+    def write_scheduler(self, directory: Path, *, checkpoint: Path, shift: float, solver: str) -> str:
+        """Write the scheduler that samples with ``solver``; returns its class name for model_index.json."""
+        ...
+
+    def pipeline_call(self, *, num_inference_steps: int, guidance_scale: float, max_sequence_length: int, height: int,
+                      width: int, sigmas: Sequence[float] | None) -> dict[str, Any]:
+        """Keyword arguments with which the stock pipeline samples like this."""
+        ...

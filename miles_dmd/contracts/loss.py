@@ -1,0 +1,61 @@
+"""What ``--loss-type`` names: who trains, in which order, and what each of them minimises. Knows no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from miles_dmd.contracts.samples import DenoisingBatch
+    from miles_dmd.plan import DistillationPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """``loss`` is a scalar fp32 with a graph: the mean over the micro-batch's samples.
+
+    ``metrics`` are detached scalars, each a mean over samples (they are weighted by samples when micro-batches and
+    ranks are put together); ``nonfinite`` counts entries that were not finite: one of them makes every rank skip.
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
+    nonfinite: Tensor
+
+
+class Objective(Protocol):
+    """``models`` by logical role, ``external`` by producing group as ``needs`` promises it."""
+
+    def __call__(
+        self, models: Mapping[str, Any], batch: DenoisingBatch, external: Mapping[str, Mapping[str, Tensor]], options: Any
+    ) -> LossOutput: ...
+
+
+class Scorer(Protocol):
+    """What a group says about a batch, without gradient: tensors with a leading sample axis."""
+
+    def __call__(self, models: Mapping[str, Any], batch: DenoisingBatch, options: Any) -> Mapping[str, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossType:
+    """A value made of functions. Objectives and scorers are dotted names ``package.module:attribute``, imported by
+    trainers only, so that the command line can read a loss type's flags without torch."""
+
+    options: type
+    """A frozen dataclass of the knobs that only this loss type has; they become flags."""
+    roles: tuple[str, ...]
+    """Trainer groups, producers before consumers. The plan's layout names the same ones."""
+    plan: Callable[[Any], DistillationPlan]
+    """``plan(args)``: who trains when."""
+    objectives: Mapping[str, str]
+    """logical role -> what it minimises. A role without an objective never trains."""
+    scorers: Mapping[str, str] = field(default_factory=dict)
+    """group -> what it tells later groups about a batch."""
+    needs: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    """logical role -> producing group -> keys of external data that the role's objective reads."""
+    check: Callable[[Any], None] = lambda args: None
+    """Cross-field rules of its own options; raises ConfigError."""

@@ -1,0 +1,77 @@
+"""DMD2 without its GAN: a fake score follows the student's distribution, and the student moves towards the teacher's.
+
+Yin et al. 2024, "Improved Distribution Matching Distillation for Fast Image Synthesis" (arXiv 2405.14867), section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from miles_dmd.contracts.loss import LossType
+from miles_dmd.errors import ConfigError
+from miles_dmd.plan import DistillationPlan, build_plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    fake_update_ratio: int = 5
+    """Fake-score updates for every update of the student (DMD2's two time-scale rule: 5)."""
+    fake_warmup_cycles: int = 0
+    """Cycles before the first in which only the fake score trains. 1 in every preset: the fake score starts as the
+    teacher, so that without guidance the first student gradient would be exactly zero."""
+    teacher_guidance: float = 4.0
+    """Guidance scale s of the teacher's score, standard form: uncond + s * (cond - uncond); 1 is no guidance. CausVid's
+    and Self-Forcing's w, in cond + w * (cond - uncond), is s - 1: their 3.0 is 4.0 here."""
+    dm_sigma_min: float = 0.02
+    """Least noise at which teacher and fake score are compared; the law is truncated there, never clamped."""
+    dm_sigma_max: float = 0.98
+    """Most noise at which teacher and fake score are compared."""
+    dm_shift: float = 3.0
+    """Timestep shift of the noise law of that comparison; 1 is uniform, larger is noisier (SD3: 3)."""
+    fake_shift: float = 1.0
+    """Timestep shift of the noise law under which the fake score trains, over the full range [0, 1]."""
+    normalizer_floor: float = 1e-5
+    """Least value of the per-sample normaliser mean|x_gen - x0_teacher|, which would otherwise divide by zero."""
+
+
+def plan(args: Any) -> DistillationPlan:
+    options: Options = args.loss_options
+    config = {
+        "model_path": args.hf_checkpoint,
+        "fake_update_ratio": options.fake_update_ratio,
+        "fake_warmup_cycles": options.fake_warmup_cycles,
+        "role_storage": "actor_critic",
+        "rollout_strategy": {"renoise": "consistency_renoise", "euler": "ode_euler"}[args.solver],
+    }
+    return build_plan("dmd2", config, {"distribution_matching"})
+
+
+def check(args: Any) -> None:
+    options: Options = args.loss_options
+    if options.teacher_guidance < 1:
+        raise ConfigError(f"--teacher-guidance {options.teacher_guidance} is below 1, which is no guidance; pass 1 or more")
+    if not 0 < options.dm_sigma_min < options.dm_sigma_max < 1:
+        raise ConfigError(
+            f"--dm-sigma-min {options.dm_sigma_min} and --dm-sigma-max {options.dm_sigma_max} must satisfy "
+            "0 < min < max < 1; the published bounds are 0.02 and 0.98"
+        )
+    for flag, value in (("--dm-shift", options.dm_shift), ("--fake-shift", options.fake_shift)):
+        if value < 1:
+            raise ConfigError(f"{flag} {value} is below 1, which is no shift; pass 1 or more")
+    if options.normalizer_floor <= 0:
+        raise ConfigError(f"--normalizer-floor {options.normalizer_floor} must be above 0; the default is 1e-5")
+
+
+loss_type = LossType(
+    options=Options,
+    roles=("critic", "actor"),
+    plan=plan,
+    objectives={
+        "student": "miles_dmd.losses.dmd2.objective:match_teacher",
+        "fake_score": "miles_dmd.losses.dmd2.objective:follow_student",
+    },
+    scorers={"critic": "miles_dmd.losses.dmd2.objective:score"},
+    needs={"student": {"critic": ("teacher_clean", "critic_clean", "score_sigma")}},
+    check=check,
+)
