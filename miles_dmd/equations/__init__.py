@@ -1,0 +1,39 @@
+"""The mathematics, one function an equation: torch alone, fp32 in and out, sources in the docstrings."""
+
+from miles_dmd.equations.flow import (
+    add_noise,
+    consistency_renoise_step,
+    epsilon_to_x0,
+    ode_euler_step,
+    v_prediction_to_x0,
+    velocity_to_x0,
+)
+from miles_dmd.equations.guidance import legacy_cfg, standard_cfg
+from miles_dmd.equations.matching import (
+    dmd_gradient,
+    dmd_surrogate_loss,
+    fake_score_loss,
+    fake_score_target,
+    ode_regression_loss,
+)
+from miles_dmd.equations.schedule import shift_sigma, timestep_shift, truncated_shifted_sigma, unshift_sigma
+
+__all__ = [
+    "add_noise",
+    "consistency_renoise_step",
+    "dmd_gradient",
+    "dmd_surrogate_loss",
+    "epsilon_to_x0",
+    "fake_score_loss",
+    "fake_score_target",
+    "legacy_cfg",
+    "ode_euler_step",
+    "ode_regression_loss",
+    "shift_sigma",
+    "standard_cfg",
+    "timestep_shift",
+    "truncated_shifted_sigma",
+    "unshift_sigma",
+    "v_prediction_to_x0",
+    "velocity_to_x0",
+]

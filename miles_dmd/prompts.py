@@ -1,0 +1,153 @@
+"""Which prompt comes next? An endless, shuffled, resumable sequence whose only state is a cursor.
+
+The order of epoch e is a function of (seed, e), and the prompt at a position is a function of the position, so a
+resumed run continues exactly where the other one stopped.
+"""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from miles_dmd.errors import ConfigError, FormatError
+from miles_dmd.seeds import derive
+
+FORMAT = 1
+_FLAG = "--prompt-data"
+_CURE = 'a .txt file has one prompt a line, a .jsonl file one {"prompt": "..."} a line'
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One draw: ``sample_id`` is its position in the run, never used twice; ``prompt_id`` indexes the source's texts."""
+
+    sample_id: int
+    prompt_id: int
+    text: str
+
+
+class PromptSource:
+    """Epochs of permutations over the prompts of a file (.txt or .jsonl) or of a sequence of texts.
+
+    ``texts`` holds each different prompt once, in order of first appearance: what has to be encoded. An epoch visits
+    every line once, so a prompt that stands in the file twice is drawn twice an epoch.
+    Raises ConfigError (flag, file, line and cure in one line) for a file that holds no prompts or other things.
+    """
+
+    def __init__(self, path_or_texts: str | Path | Sequence[str], seed: int) -> None:
+        is_path = isinstance(path_or_texts, str | Path)
+        lines = read_prompts(path_or_texts) if is_path else tuple(path_or_texts)  # type: ignore[arg-type]
+        if not lines:
+            raise ConfigError(f"{_FLAG}: no prompts were given; {_CURE}")
+        self.name = str(path_or_texts) if is_path else f"<{len(lines)} prompts>"
+        self.texts: tuple[str, ...] = tuple(dict.fromkeys(lines))
+        self.seed = seed
+        self.cursor = 0
+        index = {text: number for number, text in enumerate(self.texts)}
+        self._prompt_ids = tuple(index[line] for line in lines)
+        self._epoch, self._order = 0, _permutation(len(lines), derive(seed, "prompt order", 0))
+
+    def __len__(self) -> int:
+        """Prompts in an epoch: the lines of the file."""
+        return len(self._prompt_ids)
+
+    def next(self, n: int) -> tuple[Prompt, ...]:
+        """The next ``n`` prompts; an epoch that ends within them is followed by the next one."""
+        if type(n) is not int or n < 1:
+            raise ValueError(f"n must be a whole number of at least 1, got {n!r}")
+        prompts = tuple(self._at(position) for position in range(self.cursor, self.cursor + n))
+        self.cursor += n
+        return prompts
+
+    def _at(self, position: int) -> Prompt:
+        epoch, place = divmod(position, len(self))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, _permutation(len(self), derive(self.seed, "prompt order", epoch))
+        prompt_id = self._prompt_ids[self._order[place]]
+        return Prompt(position, prompt_id, self.texts[prompt_id])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the prompts in file order: which sequence a cursor is a position in."""
+        return sha256(json.dumps([self.texts, self._prompt_ids]).encode()).hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, "cursor": self.cursor, "seed": self.seed, "digest": self.digest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a saved cursor. Refused: a newer format, other prompts, another seed, a cursor that is none."""
+        version = state.get("format")
+        if version != FORMAT:
+            raise FormatError(f"prompt source state has format {version!r}; this version reads format {FORMAT}")
+        if set(state) != {"format", "cursor", "seed", "digest"}:
+            raise FormatError(f"prompt source state has keys {sorted(state)}, expected cursor, digest, format, seed")
+        if state["digest"] != self.digest:
+            raise ConfigError(
+                f"{_FLAG} {self.name}: holds other prompts than the run in the checkpoint was trained on; "
+                "give the same file, or start a new run without --load"
+            )
+        if state["seed"] != self.seed:
+            raise ConfigError(
+                f"--seed {self.seed}: the checkpoint's prompts were drawn with --seed {state['seed']}; give that seed"
+            )
+        cursor = state["cursor"]
+        if type(cursor) is not int or cursor < 0:
+            raise FormatError(f"prompt source state has cursor {cursor!r}, expected a whole number of at least 0")
+        self.cursor = cursor
+
+
+def read_prompts(path: str | Path) -> tuple[str, ...]:
+    """Every prompt of a file in order, stripped of outer white space; blank lines are no prompts, ``#`` is not special.
+
+    UTF-8, with or without a byte order mark. Raises ConfigError.
+    """
+    readers = {".txt": _text_line, ".jsonl": _json_line}
+    read = readers.get(Path(path).suffix.lower())
+    if read is None:
+        raise ConfigError(f"{_FLAG} {path}: ends neither in .txt nor in .jsonl; {_CURE}")
+    numbered = enumerate(_decoded(path).split("\n"), start=1)
+    prompts = tuple(read(line.strip(), f"{_FLAG} {path}, line {number}") for number, line in numbered if line.strip())
+    if not prompts:
+        raise ConfigError(f"{_FLAG} {path}: the file holds no prompts; {_CURE}")
+    return prompts
+
+
+def _decoded(path: str | Path) -> str:
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{_FLAG} {path}: no such file; {_CURE}") from None
+    except OSError as error:
+        raise ConfigError(f"{_FLAG} {path}: cannot be read ({error.strerror}); {_CURE}") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{_FLAG} {path}, line {line}: not UTF-8; save the file as UTF-8") from None
+
+
+def _text_line(line: str, where: str) -> str:
+    return line
+
+
+def _json_line(line: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not JSON ({error.msg}, column {error.colno}); {_CURE}") from None
+    if not isinstance(record, dict) or "prompt" not in record:
+        raise ConfigError(f'{where}: has no key "prompt"; {_CURE}')
+    prompt = record["prompt"]
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise ConfigError(f'{where}: "prompt" is {prompt!r}, not a text; {_CURE}')
+    return prompt.strip()
+
+
+def _permutation(length: int, seed: int) -> list[int]:
+    # sorting by random(): of Python's generator only random() is promised to stay the same between versions
+    draw = random.Random(seed).random
+    keys = [draw() for _ in range(length)]
+    return sorted(range(length), key=keys.__getitem__)
