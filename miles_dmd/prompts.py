@@ -22,7 +22,7 @@ _CURE = 'a .txt file has one prompt a line, a .jsonl file one {"prompt": "..."} 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One draw: ``sample_id`` is its position in the run, never used twice; ``prompt_id`` indexes the source's texts."""
+    """One draw: ``sample_id`` is its position in the run, never used twice; ``prompt_id`` indexes ``texts``."""
 
     sample_id: int
     prompt_id: int

@@ -5,8 +5,9 @@ Rectified flow: x_sigma = (1 - sigma) x0 + sigma eps, with velocity v = eps - x0
 also for half inputs: formed in bf16, the difference of two clean predictions is off by a fifth.
 """
 
-import torch
 from torch import Tensor
+
+from miles_dmd.equations.shapes import level_of, same_shape
 
 ALPHA_MIN = 1e-3
 """Least alpha that x0 is divided by: there fp32 is right to 3e-5, at 1e-6 only to 3e-2."""
@@ -18,8 +19,8 @@ def add_noise(x0: Tensor, noise: Tensor, sigma: Tensor | float) -> Tensor:
     ``x0``, ``noise`` [B, ...]; ``sigma`` [B], a number, or broadcastable. Raises ValueError for shapes that do not fit.
     Esser et al. 2024, eq. 13.
     """
-    _same_shape(x0=x0, noise=noise)
-    level = _level(sigma, x0)
+    same_shape(x0=x0, noise=noise)
+    level = level_of(sigma, x0)
     return (1 - level) * x0.float() + level * noise.float()
 
 
@@ -29,8 +30,8 @@ def velocity_to_x0(x: Tensor, velocity: Tensor, sigma: Tensor | float) -> Tensor
     ``x``, ``velocity`` [B, ...]; ``sigma`` [B], a number, or broadcastable. Raises ValueError for shapes that do not
     fit. From x_sigma = x0 + sigma (eps - x0): Esser et al. 2024, eq. 13.
     """
-    _same_shape(x=x, velocity=velocity)
-    return x.float() - _level(sigma, x) * velocity.float()
+    same_shape(x=x, velocity=velocity)
+    return x.float() - level_of(sigma, x) * velocity.float()
 
 
 def epsilon_to_x0(x: Tensor, epsilon: Tensor, alpha: Tensor | float, sigma: Tensor | float) -> Tensor:
@@ -40,12 +41,12 @@ def epsilon_to_x0(x: Tensor, epsilon: Tensor, alpha: Tensor | float, sigma: Tens
     Raises ValueError for shapes that do not fit and for |alpha| < ALPHA_MIN, where division magnifies rounding.
     Ho et al. 2020, arXiv 2006.11239, eq. 15.
     """
-    _same_shape(x=x, epsilon=epsilon)
-    alpha = _level(alpha, x)
+    same_shape(x=x, epsilon=epsilon)
+    alpha = level_of(alpha, x)
     least = alpha.abs().min().item()
     if not least >= ALPHA_MIN:  # so that NaN is refused too
         raise ValueError(f"alpha={least:g} is too small to divide by (least {ALPHA_MIN:g}); use a velocity instead")
-    return (x.float() - _level(sigma, x) * epsilon.float()) / alpha
+    return (x.float() - level_of(sigma, x) * epsilon.float()) / alpha
 
 
 def v_prediction_to_x0(x: Tensor, v: Tensor, alpha: Tensor | float, sigma: Tensor | float) -> Tensor:
@@ -56,8 +57,8 @@ def v_prediction_to_x0(x: Tensor, v: Tensor, alpha: Tensor | float, sigma: Tenso
     fit, and where alpha^2 + sigma^2 is not 1 (to 1e-3): a rectified flow's velocity goes to velocity_to_x0.
     Salimans and Ho 2022, arXiv 2202.00512, appendix D.
     """
-    _same_shape(x=x, v=v)
-    alpha, sigma = _level(alpha, x), _level(sigma, x)
+    same_shape(x=x, v=v)
+    alpha, sigma = level_of(alpha, x), level_of(sigma, x)
     if not ((alpha**2 + sigma**2 - 1).abs() <= 1e-3).all():
         raise ValueError("alpha^2 + sigma^2 must be 1 for a v-prediction; a flow's velocity goes to velocity_to_x0")
     return alpha * x.float() - sigma * v.float()
@@ -69,8 +70,8 @@ def ode_euler_step(x: Tensor, velocity: Tensor, sigma_from: Tensor | float, sigm
     ``x`` at ``sigma_from``, ``velocity`` [B, ...]; sigmas [B], numbers, or broadcastable. Raises ValueError for shapes
     that do not fit. Liu et al. 2023, arXiv 2209.03003, section 2.
     """
-    _same_shape(x=x, velocity=velocity)
-    return x.float() + (_level(sigma_to, x) - _level(sigma_from, x)) * velocity.float()
+    same_shape(x=x, velocity=velocity)
+    return x.float() + (level_of(sigma_to, x) - level_of(sigma_from, x)) * velocity.float()
 
 
 def consistency_renoise_step(x0: Tensor, noise: Tensor, sigma_to: Tensor | float) -> Tensor:
@@ -81,22 +82,3 @@ def consistency_renoise_step(x0: Tensor, noise: Tensor, sigma_to: Tensor | float
     Song et al. 2023, arXiv 2303.01469, algorithm 1, on the rectified flow; DMD2 (arXiv 2405.14867), section 4.4.
     """
     return add_noise(x0, noise, sigma_to)
-
-
-def _level(sigma: Tensor | float, x: Tensor) -> Tensor:
-    """``sigma`` as fp32 that broadcasts over ``x`` [B, ...]: [B] goes along the batch, never along the last axis."""
-    level = torch.as_tensor(sigma, device=x.device).float()
-    if level.ndim == 1 and level.shape[0] in (1, *x.shape[:1]):
-        return level.reshape(-1, *[1] * (x.ndim - 1))
-    if level.ndim == 0:
-        return level
-    fits = level.ndim == x.ndim and all(one in (1, full) for one, full in zip(level.shape, x.shape, strict=True))
-    if not fits:
-        raise ValueError(f"a level of shape {tuple(level.shape)} does not fit {tuple(x.shape)}; give [B] or a number")
-    return level
-
-
-def _same_shape(**tensors: Tensor) -> None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if len(set(shapes.values())) != 1:
-        raise ValueError(f"shapes differ: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}")

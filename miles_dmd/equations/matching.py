@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from miles_dmd.equations.shapes import same_shape
+
 NORMALIZER_FLOOR = 1e-5
 
 
@@ -28,7 +30,7 @@ def dmd_gradient(
     Raises ValueError for shapes that differ, no axis beside the batch, or an eps that is not positive and finite.
     DMD (arXiv 2311.18828), eq. 7 and 8; the time weight of the scores' difference is what Z stands in for.
     """
-    _same_shape(x_gen=x_gen, x0_real=x0_real, x0_fake=x0_fake)
+    same_shape(x_gen=x_gen, x0_real=x0_real, x0_fake=x0_fake)
     if x_gen.ndim < 2 or x_gen.numel() == 0:
         raise ValueError(f"samples must be [B, ...] with entries, got shape {tuple(x_gen.shape)}")
     if not (math.isfinite(eps) and eps > 0):
@@ -49,7 +51,7 @@ def dmd_surrogate_loss(x_gen: Tensor, gradient: Tensor, mask: Tensor | None = No
     Raises ValueError for shapes that do not fit and for a mask without an active entry.
     DMD (arXiv 2311.18828), supplement, algorithm 2.
     """
-    _same_shape(x_gen=x_gen, gradient=gradient)
+    same_shape(x_gen=x_gen, gradient=gradient)
     x = x_gen.float()
     # (x - sg(x)) + g, not x - sg(x - g): the same number without losing a small g to the rounding of x - g
     return 0.5 * _mean_square((x - x.detach()) + gradient.detach().float(), mask)
@@ -61,7 +63,7 @@ def fake_score_target(x_gen: Tensor, noise: Tensor) -> Tensor:
     ``x_gen``, ``noise`` [B, ...]. Raises ValueError for shapes that differ. The fake score's denoising target in DMD
     (arXiv 2311.18828), eq. 6, written for a flow (Lipman et al. 2023, arXiv 2210.02747).
     """
-    _same_shape(x_gen=x_gen, noise=noise)
+    same_shape(x_gen=x_gen, noise=noise)
     return noise.detach().float() - x_gen.detach().float()
 
 
@@ -71,7 +73,7 @@ def fake_score_loss(prediction: Tensor, target: Tensor, mask: Tensor | None = No
     ``prediction`` [B, ...] carries the graph, ``target`` [B, ...] is detached here. Raises ValueError for shapes that
     do not fit and for a mask without an active entry. Lipman et al. 2023 (arXiv 2210.02747), conditional flow matching.
     """
-    _same_shape(prediction=prediction, target=target)
+    same_shape(prediction=prediction, target=target)
     return _mean_square(prediction.float() - target.detach().float(), mask)
 
 
@@ -82,7 +84,7 @@ def ode_regression_loss(prediction: Tensor, target: Tensor, mask: Tensor) -> Ten
     ValueError for shapes that do not fit and for a mask without an active entry.
     CausVid (arXiv 2412.07772), initialisation of the student by ODE pairs.
     """
-    _same_shape(prediction=prediction, target=target)
+    same_shape(prediction=prediction, target=target)
     return _mean_square(prediction.float() - target.detach().float(), mask)
 
 
@@ -108,9 +110,3 @@ def _active(mask: Tensor, x: Tensor) -> Tensor:
         raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit {tuple(x.shape)} along its leading axes")
     trailing = [1] * (x.ndim - mask.ndim)
     return (mask != 0).to(x.device).reshape(*mask.shape, *trailing).expand(x.shape)
-
-
-def _same_shape(**tensors: Tensor) -> None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if len(set(shapes.values())) != 1:
-        raise ValueError(f"shapes differ: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}")
