@@ -1,0 +1,160 @@
+"""Everything a run can be asked for. A field is a flag; the words under it are its ``--help``."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from miles_dmd import registry
+from miles_dmd.config.trainers import TrainerConfig
+from miles_dmd.config.values import NOT_ASKED, Count, Decay, Natural, NonNegative, Positive, ReadPath
+from miles_dmd.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArgs:
+    model_family: str = "sd3"
+    """Model family: a plug-in of miles_dmd/models, or an import path."""
+    hf_checkpoint: ReadPath | None = None
+    """Diffusers pipeline directory whose network a trainer starts from: the student and the fake score. Required."""
+    teacher_checkpoint: ReadPath | None = None
+    """Pipeline directory of the frozen teacher; by default the same as --hf-checkpoint."""
+    compute_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Precision of forward and backward. Master weights, gradient reduction, EMA and losses are always fp32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    max_sequence_length: Count | None = None
+    """Text tokens of the long encoder (T5); by default what the pipeline itself uses."""
+    load: ReadPath | None = None
+    """Checkpoint directory to go on from."""
+    save: str | None = None
+    """Directory of everything that the run leaves; by default a fresh runs/<preset>-<n>."""
+
+    @property
+    def teacher_path(self) -> str | None:
+        """Where the teacher is read from."""
+        return self.teacher_checkpoint or self.hf_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimArgs:
+    lr: Positive = 1e-5
+    """Peak learning rate of AdamW."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """AdamW's two decay rates. (0, 0.999) is the other published choice."""
+    adam_eps: Positive = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: NonNegative = 1e-4
+    """AdamW's decoupled weight decay."""
+    clip_grad: Positive = 1.0
+    """Gradient norm over all ranks above which gradients are scaled down."""
+    lr_scheduler: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant"
+    """Learning-rate schedule over a trainer's own optimizer steps (names of diffusers' get_scheduler)."""
+    lr_warmup_steps: Natural = 0
+    """Optimizer steps over which the learning rate rises from zero."""
+    micro_batch_size: Count = 4
+    """Samples in one forward and backward, per rank. Changes memory and speed, never the result."""
+    num_steps_per_rollout: Count = 1
+    """Optimizer steps in one phase. Scores of the student's samples hold for one step only, so it stays 1."""
+    num_trainer_ranks: Count = 1
+    """Processes, one device each, over which FSDP2 shards the group."""
+    ema_decay: Decay = 0.999
+    """Decay of the student's moving average, which is what gets exported."""
+    ema_start_step: Natural = 0
+    """Student step from which the average moves; before it, it is a copy of the student."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossArgs:
+    loss_type: str = "dmd2"
+    """Objective: a plug-in of miles_dmd/losses, or an import path. It brings trainer groups and flags of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutArgs:
+    rollout_engine: str = "inprocess"
+    """What samples from the student: a plug-in of miles_dmd/engines, or an import path."""
+    prompt_data: ReadPath | None = None
+    """Prompt file: one prompt a line (.txt), or one JSON object a line (.jsonl). Required."""
+    rollout_batch_size: Count = 32
+    """Samples in one phase, over all ranks of a group (the global batch)."""
+    rollout_micro_batch_size: Count = 32
+    """Samples in one forward of the in-process rollout engine."""
+    num_rollout: Count = 1000
+    """Student steps; warm-up cycles come on top."""
+    num_inference_steps: Count = 4
+    """Steps N of the student's sampler."""
+    shift: Positive = 3.0
+    """Timestep shift of the student's sigma grid: N=4 and shift 3 give 1, 0.9, 0.75, 0.5."""
+    solver: Literal["renoise", "euler"] = "renoise"
+    """How the student gets from one step to the next: renoise is DMD2's (SDE), euler the deterministic one (ODE)."""
+    stop_step_policy: Literal["uniform", "stratified", "cycle"] = "stratified"
+    """At which step a rollout stops: drawn per sample, spread evenly over the batch, or in turn."""
+    height: Count | None = None
+    """Image height in pixels; by default the checkpoint's."""
+    width: Count | None = None
+    """Image width in pixels; by default the checkpoint's."""
+    negative_prompt: str = ""
+    """Text of the teacher's unconditional branch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArgs:
+    config: str | None = None
+    """Preset: a name of trainer_configs/ or a YAML file. Flags win over it, and it wins over defaults."""
+    overwrite: bool = False
+    """Replace the run that --save holds."""
+    seed: Natural = 0
+    """Root of all randomness: the same seed gives the same run, on any number of ranks."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where trainers compute; auto takes a GPU where there is one."""
+    local: bool = False
+    """Run everything in this process, without Ray: for debugging, and the reference that the Ray run equals."""
+    dry_run: bool = False
+    """Print the resolved run (trainers, schedule, batches, memory) and stop."""
+    ray_address: str | None = None
+    """Ray cluster to join; by default one is started on this machine."""
+    cpu_threads: Count = 1
+    """Torch threads of a rank that computes on the CPU."""
+    cache_dir: str = "~/.cache/miles_dmd"
+    """Where encoded prompts are kept from one run to the next."""
+    sample_interval: Count = 50
+    """Cycles between two grids of samples."""
+    sample_prompts: Natural = 10
+    """Prompts in a grid of samples; 0 for none."""
+    placement_timeout: Positive = 120.0
+    """Seconds to wait for Ray to place all trainer groups, before saying what is missing."""
+    tensorboard: bool = False
+    """Also write metrics for TensorBoard (needs the tensorboard extra)."""
+    wandb_project: str | None = None
+    """Also send metrics to this Weights & Biases project (needs the wandb extra)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(RunArgs, RolloutArgs, LossArgs, OptimArgs, ModelArgs):
+    """One run. Flat to read (``args.lr``), grouped to write; frozen: what follows from other arguments is a property."""
+
+    loss_options: Any = field(default=None, metadata=NOT_ASKED)
+    """The loss type's own arguments, an instance of its ``options``; None stands for their defaults."""
+    trainers: tuple[TrainerConfig, ...] = field(default=(), metadata=NOT_ASKED)
+    """What each trainer reads instead, from the preset and flags like ``--critic-lr``; those left out read the same."""
+
+    def __post_init__(self) -> None:
+        options = registry.load("losses", self.loss_type).options
+        if self.loss_options is None:
+            object.__setattr__(self, "loss_options", options())
+        elif not isinstance(self.loss_options, options):
+            raise ConfigError(
+                f"--loss-type {self.loss_type} reads {options.__module__}.{options.__qualname__}, not a "
+                f"{type(self.loss_options).__qualname__}; pass loss_options of its own, or None for their defaults"
+            )
+
+
+GROUPS = {
+    "Model": ModelArgs,
+    "Optimizer": OptimArgs,
+    "Loss": LossArgs,
+    "Rollout": RolloutArgs,
+    "Run": RunArgs,
+}
+"""Title in ``--help`` -> arguments."""
+PER_TRAINER = ("Model", "Optimizer")
+"""Groups of which every trainer may read its own: ``--critic-lr``."""

@@ -1,0 +1,163 @@
+"""From the words of a command line to Args: defaults, then the preset, then flags. Whatever is refused is a ConfigError."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from miles_dmd import registry
+from miles_dmd.config.args import Args
+from miles_dmd.config.checks import check_args, matches_distributions
+from miles_dmd.config.flags import LOSS, RUN, Flag, Given, flag_name, flags_of, per_trainer
+from miles_dmd.config.nested import check_route
+from miles_dmd.config.presets import Preset, read_preset
+from miles_dmd.config.trainers import TrainerConfig
+from miles_dmd.config.values import from_text, kinds
+from miles_dmd.errors import ConfigError
+from miles_dmd.registry import nearest
+
+PROGRAM = "train_diffusion.py"
+DESCRIPTION = "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets]."
+DEFAULT_LOSS_TYPE = "dmd2"
+KNOWN_GROUPS = {"actor", "critic", "teacher"}
+"""Groups that users speak of, whether or not an installed loss type has them."""
+
+
+def parse_args(argv: Sequence[str] | None = None) -> Args:
+    """The run that ``argv`` asks for, its files and cross-field rules checked. Raises ConfigError; ``--help`` exits."""
+    args = parse_flags(argv)
+    check_args(args)
+    return args
+
+
+def parse_flags(argv: Sequence[str] | None = None) -> Args:
+    """As ``parse_args``, without ``check_args``."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    config, loss_flag = _peek(words, "--config"), _peek(words, "--loss-type")
+    preset = read_preset(config) if config is not None else Preset()
+    loss_name = _loss_name(loss_flag, preset)
+    loss_type = registry.load("losses", loss_name)
+    check_route(preset.route, loss_name, matches_distributions(loss_name))
+    flags = flags_of(loss_name, loss_type.options, loss_type.roles)
+    from_flags = _given(words, flags, loss_name, loss_type.roles)
+    given = preset.given(flags, loss_name, loss_type.roles).under(from_flags)
+    return Args(
+        **{**given.run, "loss_type": loss_name},
+        loss_options=loss_type.options(**given.loss),
+        trainers=tuple(TrainerConfig(role, dict(given.trainers.get(role, {}))) for role in loss_type.roles),
+    )
+
+
+def parser_of(flags: Mapping[str, Flag]) -> argparse.ArgumentParser:
+    """Splits a command line into flags and their words, and prints ``--help``; values stay text."""
+    usage = f"{PROGRAM} --loss-type {DEFAULT_LOSS_TYPE} --config PRESET [flags]"
+    parser = _Parser(PROGRAM, usage, DESCRIPTION, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(flag.title for flag in flags.values())}
+    for flag in flags.values():
+        _add(groups[flag.title], flag)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        cure = "; a value that starts with a dash is written --flag=VALUE" if "expected" in message else ""
+        raise ConfigError(message.removeprefix("argument ") + cure)
+
+
+def _add(group: Any, flag: Flag) -> None:
+    shown = f" [{flag.shown_default}]" if flag.shown_default else ""
+    words = (flag.words + shown).replace("%", "%%")
+    if flag.kind.type is bool:
+        group.add_argument(flag.name, dest=flag.name, action=argparse.BooleanOptionalAction, help=words)
+    else:
+        group.add_argument(flag.name, dest=flag.name, metavar=flag.metavar, nargs=flag.kind.length, help=words)
+
+
+def _peek(words: Sequence[str], name: str) -> str | None:
+    """The value of one flag, before it is known which others there are."""
+    parser = _Parser(PROGRAM, add_help=False, allow_abbrev=False)
+    parser.add_argument(name, dest="value")
+    return parser.parse_known_args(words)[0].value
+
+
+def _loss_name(flag: str | None, preset: Preset) -> str:
+    name = flag or preset.args.get("loss_type", DEFAULT_LOSS_TYPE)
+    if not isinstance(name, str):
+        raise ConfigError(f"{preset.path}: args.loss_type {name!r} must be text")
+    return name
+
+
+def _given(words: Sequence[str], flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> Given:
+    """Raises ConfigError for an unknown flag, and for a value that its flag does not take."""
+    found, rest = parser_of(flags).parse_known_args(_with_negative_numbers(words))
+    if rest:
+        raise _unknown(rest, flags, loss_name, roles)
+    values = {flag: _value(flag, getattr(found, flag.name)) for flag in flags.values() if hasattr(found, flag.name)}
+    trainers: dict[str, dict[str, Any]] = {role: {} for role in roles}
+    for flag, value in values.items():
+        if flag.scope in trainers:
+            trainers[flag.scope][flag.argument] = value
+    return Given(_of(values, RUN), _of(values, LOSS), trainers)
+
+
+def _with_negative_numbers(words: Sequence[str]) -> list[str]:
+    """``--lr -1e-5`` as ``--lr=-1e-5``: argparse takes the former's number for a flag, and the refusal would hide it."""
+    joined: list[str] = []
+    for word in words:
+        if word.startswith("-") and _is_number(word) and joined and joined[-1].startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _of(values: Mapping[Flag, Any], scope: str) -> dict[str, Any]:
+    return {flag.argument: value for flag, value in values.items() if flag.scope == scope}
+
+
+def _value(flag: Flag, found: Any) -> Any:
+    if flag.kind.type is bool:
+        return found
+    return from_text(flag.kind, [found] if flag.kind.length is None else found, flag.name)
+
+
+def _unknown(rest: Sequence[str], flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> ConfigError:
+    """What to say of words that no flag takes."""
+    at = next((index for index, word in enumerate(rest) if word.startswith("-")), None)
+    if at is None:
+        return ConfigError(f"{rest[0]!r} belongs to no flag; a yes-or-no flag takes no value (--local, --no-local)")
+    name, equals, value = rest[at].partition("=")
+    if not equals and at + 1 < len(rest) and not rest[at + 1].startswith("-"):
+        value = rest[at + 1]
+    shown = f"{name} {value}".rstrip()
+    if (role := _absent_group(name, roles)) is not None:
+        return ConfigError(f"{shown}: loss type {loss_name!r} has no group {role!r}; its groups are {', '.join(roles)}")
+    if owners := _owners(name, loss_name):
+        return ConfigError(f"{shown} is a flag of loss type {' and '.join(owners)}, and not of {loss_name!r}")
+    return ConfigError(f"{shown}: there is no such flag{nearest(name, flags)}; --help lists them")
+
+
+def _absent_group(name: str, roles: tuple[str, ...]) -> str | None:
+    """The group that ``--teacher-lr`` speaks of, where the run has no such group."""
+    for argument in per_trainer():
+        role = name.removeprefix("--").removesuffix(flag_name(argument)[1:])
+        if name == flag_name(argument, role) and role in _all_groups() and role not in roles:
+            return role
+    return None
+
+
+def _all_groups() -> set[str]:
+    return {role for name in registry.names("losses") for role in registry.load("losses", name).roles} | KNOWN_GROUPS
+
+
+def _owners(name: str, loss_name: str) -> list[str]:
+    others = (other for other in registry.names("losses") if other != loss_name)
+    return [repr(other) for other in others if name in map(flag_name, kinds(registry.load("losses", other).options))]

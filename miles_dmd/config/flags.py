@@ -1,0 +1,132 @@
+"""Which flags there are under a loss type: the run's, the loss type's own, and each trainer's."""
+
+import ast
+import dataclasses
+import functools
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from miles_dmd.config.args import GROUPS, PER_TRAINER
+from miles_dmd.config.values import Kind, kinds
+from miles_dmd.errors import ConfigError
+
+RUN, LOSS = "run", "loss"
+"""Scopes of a flag; any other scope is a trainer's role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: where its value goes, what it may be, and what ``--help`` says of it."""
+
+    name: str
+    """With its dashes, as it is written."""
+    scope: str
+    """RUN, LOSS, or the role of the trainer that reads it."""
+    argument: str
+    kind: Kind
+    default: Any
+    title: str
+    """Of its group in ``--help``."""
+    words: str
+
+    @property
+    def metavar(self) -> str:
+        """What stands for one value."""
+        if self.kind.choices:
+            return "{" + ",".join(self.kind.choices) + "}"
+        return {int: "N", float: "X", str: "PATH" if self.kind.is_input_path else "TEXT", bool: ""}[self.kind.type]
+
+    @property
+    def shown_default(self) -> str:
+        """As one would write it; empty where there is none."""
+        if self.default is None or self.default == "":
+            return ""
+        if isinstance(self.default, bool):
+            return "yes" if self.default else "no"
+        return " ".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was asked for, by scope; what is not in it keeps its default."""
+
+    run: Mapping[str, Any] = field(default_factory=dict)
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    trainers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """role -> overrides."""
+
+    def under(self, stronger: "Given") -> "Given":
+        """Both; where both speak, ``stronger`` wins."""
+        roles = [*self.trainers, *(role for role in stronger.trainers if role not in self.trainers)]
+        both = {role: {**self.trainers.get(role, {}), **stronger.trainers.get(role, {})} for role in roles}
+        return Given({**self.run, **stronger.run}, {**self.loss, **stronger.loss}, both)
+
+
+def flags_of(loss_name: str, options: type, roles: Sequence[str]) -> dict[str, Flag]:
+    """name -> flag, in the order of ``--help``. A declared flag wins over a trainer's of the same name.
+
+    Raises ConfigError where a loss type declares a flag that the run has.
+    """
+    run = {flag.name: flag for title, group in GROUPS.items() for flag in _flags(group, RUN, title)}
+    loss = {flag.name: flag for flag in _flags(options, LOSS, f"Loss type {loss_name}")}
+    if twice := sorted(run.keys() & loss.keys()):
+        raise ConfigError(f"--loss-type {loss_name} declares {twice[0]}, which every run has; rename that option")
+    trainers = {flag.name: flag for role in roles for flag in _trainer_flags(role)}
+    return run | loss | {name: flag for name, flag in trainers.items() if name not in run | loss}
+
+
+def per_trainer() -> tuple[str, ...]:
+    """Arguments that every trainer may read its own of."""
+    return tuple(row.name for title in PER_TRAINER for row in dataclasses.fields(GROUPS[title]))
+
+
+def flag_name(argument: str, role: str = "") -> str:
+    """``--critic-lr``, of lr and critic."""
+    return "--" + "-".join(part.replace("_", "-") for part in (role, argument) if part)
+
+
+def _flags(arguments: type, scope: str, title: str) -> Iterator[Flag]:
+    words = docstrings(arguments)
+    defaults = {row.name: _default(row) for row in dataclasses.fields(arguments)}
+    for name, kind in kinds(arguments).items():
+        yield Flag(flag_name(name), scope, name, kind, defaults[name], title, words.get(name, ""))
+
+
+def _trainer_flags(role: str) -> Iterator[Flag]:
+    for title in PER_TRAINER:
+        for name, kind in kinds(GROUPS[title]).items():
+            words = f"{flag_name(name)}, for the {role} alone."
+            yield Flag(flag_name(name, role), role, name, kind, None, f"Trainer {role}", words)
+
+
+def _default(row: dataclasses.Field[Any]) -> Any:
+    return None if row.default is dataclasses.MISSING else row.default
+
+
+@functools.cache
+def docstrings(arguments: type) -> Mapping[str, str]:
+    """field -> the words under it, on one line, read from the source of the dataclass and of those it extends."""
+    found: dict[str, str] = {}
+    for base in reversed(arguments.__mro__[:-1]):
+        found |= _docstrings_of(base)
+    return found
+
+
+def _docstrings_of(arguments: type) -> dict[str, str]:
+    source = getattr(importlib.import_module(arguments.__module__), "__file__", None)
+    if source is None:
+        return {}
+    tree = ast.parse(Path(source).read_text(encoding="utf-8"))
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == arguments.__name__)
+    return {name: words for body in bodies for name, words in _documented(body)}
+
+
+def _documented(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for row, below in zip(body, body[1:], strict=False):
+        if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name) and isinstance(below, ast.Expr):
+            value = getattr(below.value, "value", None)
+            if isinstance(value, str):
+                yield row.target.id, " ".join(value.split())

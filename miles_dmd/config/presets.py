@@ -1,0 +1,136 @@
+"""Runs written down: ``--config`` names a YAML file of trainer_configs/, or one of the user's own.
+
+    args: {lr: 8.0e-5, fake_update_ratio: 3}
+    trainers:
+      - {role: critic, overrides: {lr: 4.0e-6}}
+
+It may also be written in the nested form (``algorithm``, ``distillation``) that ``nested`` translates.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from miles_dmd.config import nested
+from miles_dmd.config.flags import LOSS, RUN, Flag, Given, per_trainer
+from miles_dmd.config.trainers import require_role
+from miles_dmd.config.values import checked
+from miles_dmd.errors import ConfigError, NotFound
+from miles_dmd.registry import nearest
+
+SHIPPED = Path(__file__).resolve().parents[2] / "trainer_configs"
+NOT_IN_A_PRESET = ("config", "dry_run")
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One file's wishes, not yet checked against the flags of a loss type."""
+
+    path: Path = Path()
+    args: Mapping[str, Any] = field(default_factory=dict)
+    trainers: Sequence[Mapping[str, Any]] = ()
+    route: nested.Route = nested.ANY_ROUTE
+
+    def given(self, flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> Given:
+        """What it asks for. Raises ConfigError for a name or a value that ``flags`` do not have."""
+        declared = {flag.argument: flag for flag in flags.values() if flag.scope in (RUN, LOSS)}
+        known = {name: flag for name, flag in declared.items() if name not in NOT_IN_A_PRESET}
+        values = self._values(self.args, known, "args", f"no argument of a {loss_name} run")
+        may_override = {name: flag for name, flag in known.items() if name in per_trainer() or flag.scope == LOSS}
+        overrides: dict[str, Mapping[str, Any]] = {}
+        for role, wishes in self._trainers():
+            require_role(role, roles, loss_name, f"{self.path}: trainers")
+            overrides[role] = self._values(wishes, may_override, f"trainers.{role}", "nothing that a trainer reads alone")
+        of_loss = {name: value for name, value in values.items() if known[name].scope == LOSS}
+        return Given({name: value for name, value in values.items() if name not in of_loss}, of_loss, overrides)
+
+    def _values(self, wishes: Mapping[str, Any], known: Mapping[str, Flag], section: str, what: str) -> dict[str, Any]:
+        for name in wishes:
+            if name not in known:
+                raise ConfigError(f"{self.path}: {section}.{name} is {what}{nearest(name, known)}")
+        return {name: self._value(known[name], value, f"{self.path}: {section}.{name}") for name, value in wishes.items()}
+
+    def _value(self, flag: Flag, value: Any, where: str) -> Any:
+        value = checked(flag.kind, value, where)
+        return self._located(value) if flag.kind.is_input_path and value is not None else value
+
+    def _located(self, path: str) -> str:
+        """As a flag would be read, from the current directory; else beside the preset, else in the folder above it."""
+        if Path(path).expanduser().exists():
+            return path
+        folder = self.path.resolve().parent
+        return next((str(root / path) for root in (folder, folder.parent) if (root / path).exists()), path)
+
+    def _trainers(self) -> list[tuple[str, Mapping[str, Any]]]:
+        rows = []
+        for row in self.trainers:
+            where = f"{self.path}: trainers"
+            row = _mapping(row, where, ("role", "overrides"))
+            if not isinstance(row.get("role"), str):
+                raise ConfigError(f"{where}: each trainer needs a role, as in {{role: critic, overrides: {{lr: 1.0e-5}}}}")
+            rows.append((row["role"], _mapping(row.get("overrides"), f"{where}.{row['role']}.overrides")))
+        roles = [role for role, _ in rows]
+        if twice := [role for role in roles if roles.count(role) > 1]:
+            raise ConfigError(f"{self.path}: trainers names {twice[0]!r} twice; put its overrides together")
+        return rows
+
+
+def read_preset(name: str) -> Preset:
+    """The preset called ``name``, or the YAML file at that path. Raises ConfigError, NotFound."""
+    path = _find(name)
+    document = _mapping(_read(path), str(path), ("args", "trainers", *nested.KEYS))
+    args = _mapping(document.get("args"), f"{path}: args")
+    translated, route = nested.translate(document, str(path))
+    if twice := sorted(args.keys() & translated.keys()):
+        raise ConfigError(f"{path}: {twice[0]} stands under args and in the nested form; say it once")
+    trainers = document.get("trainers") or []
+    if not isinstance(trainers, list):
+        raise ConfigError(f"{path}: trainers must be a list of {{role, overrides}}")
+    return Preset(path, {**args, **translated}, trainers, route)
+
+
+def shipped() -> list[str]:
+    """Names of the presets that come with the package."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def _find(name: str) -> Path:
+    if Path(name).is_file():
+        return Path(name)
+    if (SHIPPED / f"{name}.yaml").is_file():
+        return SHIPPED / f"{name}.yaml"
+    if Path(name).parts[:1] == (SHIPPED.name,) and (SHIPPED.parent / name).is_file():
+        return SHIPPED.parent / name
+    raise NotFound(
+        f"--config {name!r} is neither a file nor a preset; there are {', '.join(shipped())}{nearest(name, shipped())}"
+    )
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise ConfigError(f"{path}: {where}{getattr(error, 'problem', None) or 'is no YAML'}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is no YAML: byte {error.start} is no UTF-8") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """safe_load that refuses a key which stands twice in one mapping, where YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _mapping(value: Any, where: str, known: Sequence[str] | None = None) -> Mapping[str, Any]:
+    return nested.mapping(value, where, known)

@@ -1,0 +1,81 @@
+"""One run, several trainers: who they are, and what each of them reads instead of the run's own arguments."""
+
+import copy
+import dataclasses
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from miles_dmd import registry
+from miles_dmd.config.values import checked, kinds
+from miles_dmd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
+
+    AnyArgs = TypeVar("AnyArgs", Args, Namespace)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerConfig:
+    """One trainer group: its name, and the arguments that it reads differently."""
+
+    role: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+def compute_trainer_configs(args: "Args | Namespace") -> list[TrainerConfig]:
+    """The run's trainers, producers before consumers: the actor alone, unless the loss type has more groups.
+
+    Raises ConfigError for a role that the loss type does not have.
+    """
+    named = list(getattr(args, "trainers", ()) or ())
+    if not dataclasses.is_dataclass(args):
+        return named or [TrainerConfig("actor", {})]
+    roles = registry.load("losses", args.loss_type).roles
+    overrides = {trainer.role: trainer.overrides for trainer in named}
+    for role in overrides:
+        require_role(role, roles, args.loss_type, f"trainer {role!r}")
+    return [TrainerConfig(role, overrides.get(role, {})) for role in roles]
+
+
+def compute_trainer_args(args: "AnyArgs", trainer: TrainerConfig) -> "AnyArgs":
+    """A deep copy of ``args`` with the trainer's overrides; ``args`` itself is left as it is.
+
+    What follows from other arguments is a property, so it follows an override too. Raises ConfigError for an unknown
+    name, and, for ``Args``, for a value of the wrong kind.
+    """
+    own = copy.deepcopy(args)
+    overrides = copy.deepcopy(dict(trainer.overrides))
+    if dataclasses.is_dataclass(own):
+        return _replaced(own, overrides, f"trainer {trainer.role!r}") if overrides else own
+    for name in overrides:
+        _require_known(name, vars(own), f"trainer {trainer.role!r}")
+    vars(own).update(overrides)
+    return own
+
+
+def require_role(role: str, roles: tuple[str, ...], loss_type: str, where: str) -> None:
+    """Raises ConfigError where ``loss_type`` has no group of that name."""
+    if role not in roles:
+        raise ConfigError(
+            f"{where}: loss type {loss_type!r} has no group {role!r}; "
+            f"its groups are {', '.join(roles)}{registry.nearest(role, roles)}"
+        )
+
+
+def _replaced(args: "Args", overrides: Mapping[str, Any], who: str) -> "Args":
+    """The loss type's options may be overridden by name, like any other argument."""
+    of_args, of_loss = kinds(type(args)), kinds(type(args.loss_options))
+    for name in overrides:
+        _require_known(name, {**of_args, **of_loss}, who)
+    values = {name: checked({**of_loss, **of_args}[name], value, f"{who}: {name}") for name, value in overrides.items()}
+    options = {name: value for name, value in values.items() if name not in of_args}
+    own = {name: value for name, value in values.items() if name in of_args}
+    return dataclasses.replace(args, **own, loss_options=dataclasses.replace(args.loss_options, **options))
+
+
+def _require_known(name: str, known: Mapping[str, Any], who: str) -> None:
+    if name not in known:
+        raise ConfigError(f"{who} overrides {name!r}, which is no argument{registry.nearest(name, known)}")

@@ -1,0 +1,170 @@
+"""Which values an argument takes, written as text (a flag) or as data (YAML), and what is said of any other.
+
+Arguments declare it in their type: ``num_rollout: Count``, ``lr: Positive``, ``solver: Literal["renoise", "euler"]``.
+"""
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from miles_dmd.errors import ConfigError
+from miles_dmd.registry import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """An interval; ``open`` sides exclude their bound."""
+
+    low: float
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        return above and (value < self.high if self.open_high else value <= self.high)
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
+        return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}{')' if self.open_high else ']'}"
+
+
+@dataclass(frozen=True, slots=True)
+class InputPath:
+    """Marks a path that is read: one in a preset is also looked for beside that preset."""
+
+
+Count = Annotated[int, Range(1)]
+Natural = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(0, open_low=True)]
+NonNegative = Annotated[float, Range(0)]
+Decay = Annotated[float, Range(0, 1, open_high=True)]
+"""Of a moving average: [0, 1)."""
+ReadPath = Annotated[str, InputPath()]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a type hint says about values."""
+
+    type: type
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    bounds: Range | None = None
+    length: int | None = None
+    """Of a tuple; None for a single value."""
+    is_input_path: bool = False
+
+    def __str__(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        one = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}[self.type]
+        many = one if self.length is None else f"{self.length} values, each {one}"
+        return many if self.bounds is None else f"{many}, {self.bounds}"
+
+
+def kind_of(hint: Any) -> Kind:
+    """Of int, float, bool, str, Literal of str, tuple[T, T], each Annotated and ``| None`` as one likes."""
+    extras: list[Any] = []
+    optional = False
+    while True:
+        origin = typing.get_origin(hint)
+        if origin is Annotated:
+            extras += hint.__metadata__
+            hint = hint.__origin__
+        elif origin in (typing.Union, types.UnionType):
+            (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+            optional = True
+        else:
+            break
+    bounds = next((extra for extra in extras if isinstance(extra, Range)), None)
+    is_input = any(isinstance(extra, InputPath) for extra in extras)
+    if origin is Literal:
+        return Kind(str, optional, typing.get_args(hint))
+    if origin is tuple:
+        item = kind_of(typing.get_args(hint)[0])
+        return Kind(item.type, optional, item.choices, item.bounds, len(typing.get_args(hint)))
+    return Kind(hint, optional, (), bounds, None, is_input)
+
+
+NOT_ASKED = {"asked": False}
+"""Metadata of a field that is no argument: nobody can set it by flag, preset or override."""
+
+
+@functools.cache
+def kinds(arguments: type) -> Mapping[str, Kind]:
+    """argument -> kind, of a dataclass of arguments."""
+    hints = typing.get_type_hints(arguments, include_extras=True)
+    asked = (row.name for row in dataclasses.fields(arguments) if row.metadata.get("asked", True))
+    return types.MappingProxyType({name: kind_of(hints[name]) for name in asked})
+
+
+def from_text(kind: Kind, texts: Sequence[str], name: str) -> Any:
+    """The value of flag ``name``, of its words on the command line. Raises ConfigError."""
+    values = tuple(_one_from_text(kind, text, name) for text in texts)
+    return checked(kind, values[0] if kind.length is None else values, name)
+
+
+def checked(kind: Kind, value: Any, name: str) -> Any:
+    """``value`` as ``kind`` wants it (1 for 1.0, "8e-5" for 8e-5: YAML 1.1 reads it as text). Raises ConfigError."""
+    if value is None and kind.optional:
+        return None
+    if kind.length is None:
+        return _one(kind, value, name)
+    if not isinstance(value, (list, tuple)) or len(value) != kind.length:
+        raise ConfigError(f"{name} {_shown(value)} must be {kind}")
+    return tuple(_one(kind, item, name) for item in value)
+
+
+def _one_from_text(kind: Kind, text: str, name: str) -> Any:
+    if kind.type is str:
+        return text
+    try:
+        return kind.type(text)
+    except ValueError as error:
+        raise _refusal(kind, text, name) from error
+
+
+def _one(kind: Kind, value: Any, name: str) -> Any:
+    if kind.type is float and not isinstance(value, bool) and isinstance(value, (int, str)):
+        value = _as_float(value)
+    if type(value) is not kind.type or (kind.type is float and not math.isfinite(value)):
+        raise _refusal(kind, value, name)
+    if kind.choices and value not in kind.choices:
+        raise ConfigError(f"{name} {value!r} must be {kind}{nearest(value, kind.choices)}")
+    if kind.bounds is not None and value not in kind.bounds:
+        raise ConfigError(f"{name} {value} must be {kind}")
+    return value
+
+
+def _as_float(value: int | str) -> float | str:
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return str(value)
+
+
+def _refusal(kind: Kind, value: Any, name: str) -> ConfigError:
+    cure = ""
+    if kind.type is int and (whole := _as_float(value) if isinstance(value, (str, float)) else "") and _is_whole(whole):
+        cure = f"; write {int(whole)}"
+    if kind.type is str:
+        cure = "; put it in quotes"
+    return ConfigError(f"{name} {_shown(value)} must be {kind}{cure}")
+
+
+def _is_whole(value: float | str) -> bool:
+    return isinstance(value, float) and math.isfinite(value) and value.is_integer()
+
+
+def _shown(value: Any) -> str:
+    """On one line, whatever it is, and short."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,73 @@
+"""Which plug-ins there are: a plug-in is a file or a package of a wing.
+
+``--loss-type dmd2`` is ``miles_dmd/losses/dmd2``, exported there under the wing's agreed name. To add a plug-in is to add
+a file: no table to edit, no decorator, no import for its side effect. One that lives elsewhere is named by its import
+path, ``my_lab.losses.total_variation``.
+"""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Collection
+from types import ModuleType
+from typing import Any
+
+from miles_dmd.errors import NotFound
+
+EXPORT = {"losses": "loss_type", "models": "family", "engines": "engine", "roles": "role"}
+"""wing -> the name under which its plug-ins export themselves."""
+ASKED_BY = {"losses": "--loss-type", "models": "--model-family", "engines": "--rollout-engine", "roles": "trainer role"}
+"""wing -> what the user wrote to name one of them."""
+
+
+def names(wing: str) -> list[str]:
+    """The wing's own plug-ins, sorted. None of them is imported."""
+    package = importlib.import_module(f"miles_dmd.{wing}")
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
+
+
+def load(wing: str, name: str) -> Any:
+    """The plug-in itself. Raises NotFound for a name that stands for nothing."""
+    asked = f"{ASKED_BY[wing]} {name}"
+    module = _import(name if "." in name else f"miles_dmd.{wing}.{_known(wing, name)}", asked)
+    return _attribute(module, EXPORT[wing], asked)
+
+
+def resolve(dotted: str) -> Any:
+    """What ``package.module:attribute`` names, imported now. Raises NotFound."""
+    path, colon, attribute = dotted.partition(":")
+    if not (path and colon and attribute):
+        raise NotFound(f"{dotted!r} must be written package.module:attribute")
+    return _attribute(_import(path, dotted), attribute, dotted)
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """`` (did you mean 'x'?)``, or nothing where no known name is close."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _known(wing: str, name: str) -> str:
+    known, file = names(wing), name.replace("-", "_")
+    if file not in known:
+        raise NotFound(
+            f"{ASKED_BY[wing]} {name!r} is not among {', '.join(known)}{nearest(file, known)}; "
+            "one of your own is named by its import path"
+        )
+    return file
+
+
+def _import(path: str, asked: str) -> ModuleType:
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise  # the module is there; something that it imports is not
+        raise NotFound(f"{asked}: there is no module {error.name!r}; is its folder on PYTHONPATH?") from error
+
+
+def _attribute(module: ModuleType, name: str, asked: str) -> Any:
+    if not hasattr(module, name):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise NotFound(f"{asked}: module {module.__name__!r} defines no {name!r}{nearest(name, public)}")
+    return getattr(module, name)
