@@ -83,7 +83,7 @@ def test_the_ends_of_u_stay_within_the_open_interval(low, high, shift):
 
     assert (sigma > low).all()
     assert (sigma < high).all()
-    assert (sigma.diff() >= 0).all()
+    assert (sigma.diff() > -1e-6).all()
 
 
 def test_half_inputs_are_computed_and_returned_in_fp32():
