@@ -1,0 +1,231 @@
+"""The loop: play a cycle of the plan's schedule, then commit it. Knows no tensor, no Ray, no model, no recipe.
+
+    request --> batch_provider.next --> executor.execute_phase --> exactly one step of each requested role
+       (student once, then K times the fake score; in the warm-up the fake score only)
+    all phases done --> counters and metrics committed --> hooks, with copies --> observer
+    anything raised --> counters and metrics of the last whole cycle, and a terminal driver
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from miles_dmd.errors import PhaseError, PlanError
+from miles_dmd.plan.frozen import count, instance
+from miles_dmd.plan.plan import DistillationPlan
+from miles_dmd.plan.schedule import PhaseRequest, PhaseResult, TrainerCounters, UpdateCycle
+
+Metrics = dict[str, tuple[dict[str, float], ...]]
+"""phase kind -> the metrics of each of its steps, in order: K fake-score phases keep K losses."""
+
+
+class PhaseReportError(PhaseError, ValueError):
+    """A phase reported other optimizer steps than the one of each role that it was asked for."""
+
+
+@runtime_checkable
+class BatchProvider(Protocol):
+    def next(self, request: PhaseRequest) -> Any:
+        """The batch of one phase, or a handle on it: the controller only passes it on."""
+
+
+@runtime_checkable
+class DistillationPhaseExecutor(Protocol):
+    def execute_phase(self, request: PhaseRequest, batch: Any) -> PhaseResult:
+        """One optimizer step of each of ``request.trainable_roles``; no steps at all when every rank skipped."""
+
+
+@runtime_checkable
+class DistillationTrainerHooks(Protocol):
+    def after_completed_step(self, counters: TrainerCounters, metrics: Mapping[str, Any], executor: Any) -> None:
+        """After every committed student step: checkpoint, evaluate, export. Arguments are copies."""
+
+
+class DistillationTrainerController:
+    """Counters and metrics are those of the last whole cycle, always; a failed driver does nothing more.
+
+    ``hooks`` is one object or several, called in their order after committed student steps; ``observer`` hears of
+    every committed cycle, warm-up included. ``max_consecutive_skipped_cycles``: so many cycles in a row may be given
+    up because a phase skipped its step on all ranks; such a cycle is not committed. 0: a skip is fatal.
+    """
+
+    def __init__(
+        self,
+        plan: DistillationPlan,
+        batch_provider: BatchProvider,
+        executor: DistillationPhaseExecutor,
+        hooks: DistillationTrainerHooks | Sequence[DistillationTrainerHooks] | None = None,
+        counters: TrainerCounters | None = None,
+        *,
+        observer: Callable[[TrainerCounters, Mapping[str, Any]], None] | None = None,
+        max_consecutive_skipped_cycles: int = 0,
+    ) -> None:
+        if hasattr(batch_provider, "execute_phase") and hasattr(executor, "next"):
+            batch_provider, executor = executor, batch_provider  # both orders are in use; the parts tell them apart
+        self.plan = instance("plan", plan, DistillationPlan)
+        self.batch_provider = instance("batch_provider", batch_provider, BatchProvider)
+        self.executor = instance("executor", executor, DistillationPhaseExecutor)
+        hooks = () if hooks is None else hooks if isinstance(hooks, Sequence) else (hooks,)
+        self.hooks = tuple(instance("a hook", hook, DistillationTrainerHooks) for hook in hooks)
+        self.observer = observer
+        self.max_consecutive_skipped_cycles = count("max_consecutive_skipped_cycles", max_consecutive_skipped_cycles)
+        self.skipped_cycles = 0
+        self._skips_in_a_row = 0
+        self._failure = ""
+        self._counters = self._checked(counters or TrainerCounters())
+        self._metrics: Metrics = {}
+
+    @property
+    def counters(self) -> TrainerCounters:
+        """A copy of the committed counters."""
+        return self._counters.copy()
+
+    @property
+    def phase_metrics(self) -> Metrics:
+        """A copy of the metrics of the last committed cycle."""
+        return {kind: tuple(dict(step) for step in steps) for kind, steps in self._metrics.items()}
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._failure)
+
+    def run(self, num_cycles: int) -> None:
+        """Commits ``num_cycles`` more cycles, those of the warm-up included."""
+        self._refuse_if_failed()
+        target = self._counters.completed_cycles + count("num_cycles", num_cycles)
+        while self._counters.completed_cycles < target:
+            self.run_cycle()
+
+    def run_until(self, global_step: int) -> None:
+        """Runs until so many student steps are committed in all, warm-up on top; nothing to do once they are."""
+        self._refuse_if_failed()
+        count("global_step", global_step)
+        while self._counters.global_step < global_step:
+            self.run_cycle()
+
+    def run_cycle(self) -> UpdateCycle:
+        """One cycle, committed as a whole or not at all."""
+        self._refuse_if_failed()
+        before = self._counters, self._metrics
+        try:
+            cycle = self.plan.update_schedule.next_cycle(self.counters)
+            if self._play(cycle):
+                self._notify(cycle)
+        except BaseException as error:  # an interrupt, too, leaves a half-played cycle behind
+            committed, (self._counters, self._metrics) = self._counters, before
+            self._fail(error, committed)
+            raise
+        return cycle
+
+    def _play(self, cycle: UpdateCycle) -> bool:
+        """True if the cycle was committed, False if it was given up within the bound on skips."""
+        counters, metrics = self.counters, dict[str, list[dict[str, float]]]()
+        for request in cycle.requests:
+            result = self.executor.execute_phase(request, self.batch_provider.next(request))
+            if not _steps(result, request):
+                self._skip(request)
+                return False
+            for role in request.trainable_roles:
+                counters.record_step(role)
+            metrics.setdefault(request.kind, []).append(dict(result.metrics))
+        if cycle.requires_student_update:
+            counters.increment_global()
+        counters.completed_cycles += 1
+        self._skips_in_a_row = 0
+        self._counters, self._metrics = counters, {kind: tuple(steps) for kind, steps in metrics.items()}
+        return True
+
+    def _skip(self, request: PhaseRequest) -> None:
+        self.skipped_cycles += 1
+        self._skips_in_a_row += 1
+        if self._skips_in_a_row > self.max_consecutive_skipped_cycles:
+            raise PhaseReportError(
+                f"the {request.kind} phase after step {request.global_step} skipped its optimizer step on all ranks: "
+                f"{self._skips_in_a_row} cycles in a row, where max_consecutive_skipped_cycles allows "
+                f"{self.max_consecutive_skipped_cycles}"
+            )
+
+    def _notify(self, cycle: UpdateCycle) -> None:
+        if cycle.requires_student_update:
+            for hook in self.hooks:
+                hook.after_completed_step(self.counters, self.phase_metrics, self.executor)
+        if self.observer is not None:
+            self.observer(self.counters, self.phase_metrics)
+
+    def _fail(self, error: BaseException, committed: TrainerCounters) -> None:
+        self._failure = f"{type(error).__name__}: {error}"
+        if committed.completed_cycles > self._counters.completed_cycles:
+            error.add_note(
+                f"raised by a hook or observer after the commit of cycle {committed.completed_cycles} (step "
+                f"{committed.global_step}), of which an artefact may exist; the counters are back at step "
+                f"{self._counters.global_step}"
+            )
+
+    def _refuse_if_failed(self) -> None:
+        if self.failed:
+            raise PhaseError(
+                f"this driver failed after step {self._counters.global_step} ({self._failure}) and cannot go on: models "
+                "and optimizers may have stepped since; restore the last completed-cycle checkpoint into a new driver"
+            )
+
+    def reset(self) -> None:
+        """Back to the start, counters and metrics only."""
+        self._refuse_if_failed()
+        self._counters, self._metrics, self._skips_in_a_row = TrainerCounters(), {}, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self._refuse_if_failed()
+        now = self.counters
+        return {
+            "global_step": now.global_step,
+            "optimizer_steps": now.optimizer_steps,
+            "completed_cycles": now.completed_cycles,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes counters only if they are those that this plan reaches, to the step."""
+        self._refuse_if_failed()
+        keys = {"global_step", "optimizer_steps", "completed_cycles"}
+        if not isinstance(state, Mapping) or set(state) != keys:
+            got = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)
+            raise PlanError(f"controller state must have exactly the keys {sorted(keys)}, got {got}")
+        self._counters, self._metrics, self._skips_in_a_row = self._checked(TrainerCounters(**state)), {}, 0
+
+    def _checked(self, counters: TrainerCounters) -> TrainerCounters:
+        counters = instance("counters", counters, TrainerCounters).copy()
+        expected = self.plan.update_schedule.counters_after(counters.completed_cycles)
+        if unknown := sorted(set(counters.optimizer_steps) - set(self.plan.role_layout.trainable_roles)):
+            raise PlanError(f"optimizer_steps names {unknown}, which plan {self.plan.name!r} does not train")
+        if counters.global_step != expected.global_step:
+            raise PlanError(
+                f"global_step {counters.global_step} does not follow from completed_cycles {counters.completed_cycles} "
+                f"with {self.plan.update_schedule.warmup_cycles} warm-up cycles, which makes {expected.global_step}"
+            )
+        for role in {**expected.optimizer_steps, **counters.optimizer_steps}:
+            steps, due = counters.optimizer_steps.get(role, 0), expected.optimizer_steps.get(role, 0)
+            if steps != due:
+                raise PlanError(
+                    f"optimizer_steps of {role!r} is {steps}, but {counters.completed_cycles} cycles of plan "
+                    f"{self.plan.name!r} make {due}; the checkpoint belongs to another schedule"
+                )
+        return counters
+
+
+def _steps(result: Any, request: PhaseRequest) -> bool:
+    """True for exactly one step of each requested role and no other, False for a skip; anything else is refused."""
+    if not isinstance(result, PhaseResult):
+        raise TypeError(f"execute_phase must return a PhaseResult, got {type(result).__name__}")
+    if not isinstance(result.optimizer_steps, Mapping) or not isinstance(result.metrics, Mapping):
+        raise TypeError(f"metrics and optimizer_steps of a PhaseResult must be mappings, got {result}")
+    if not result.optimizer_steps:
+        return False
+    steps = dict(result.optimizer_steps)
+    if set(steps) != set(request.trainable_roles):
+        raise PhaseReportError(
+            f"the {request.kind} phase must report optimizer steps of exactly {sorted(request.trainable_roles)}, "
+            f"got {sorted(map(str, steps))}"
+        )
+    if wrong := {role: n for role, n in steps.items() if type(n) is not int or n != 1}:
+        raise PhaseReportError(f"every role of the {request.kind} phase takes exactly one optimizer step, got {wrong}")
+    return True

@@ -1,0 +1,295 @@
+"""How is a plan built from a recipe's name and a few settings? To add a recipe is to register one more class."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+from miles_dmd.errors import NotFound, PlanError
+from miles_dmd.plan.contracts import ExportSpec, RoleBinding, RoleGroupSpec, RoleLayoutSpec
+from miles_dmd.plan.frozen import choice, count, instance, sequence
+from miles_dmd.plan.plan import DistillationPlan
+from miles_dmd.plan.schedule import UpdatePhaseSpec, UpdateSchedule
+
+T = TypeVar("T")
+
+SETTINGS = (
+    "model_path",
+    "fake_update_ratio",
+    "fake_warmup_cycles",
+    "export_role",
+    "profile",
+    "data_mode",
+    "rollout_strategy",
+    "role_storage",
+)
+"""What every recipe reads from its config, besides ``<group>_model_path``. None, or absent, is the recipe's default."""
+
+
+class UnknownName(NotFound, KeyError):
+    """No recipe, objective, rollout or initialization of that name."""
+
+    def __str__(self) -> str:  # KeyError would show the quoted repr of the sentence
+        return str(self.args[0])
+
+
+class Registry(Generic[T]):
+    """Names of one kind of thing: ``register(name, thing)``, or ``@register(name)`` above a class."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._things: dict[str, T] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._things))
+
+    def register(self, name: str, thing: T | None = None) -> Any:
+        if type(name) is not str or not name.strip():
+            raise PlanError(f"the name of a {self.kind} must be a non-empty string, got {name!r}")
+        if name in self._things:
+            raise PlanError(f"{self.kind} {name!r} is registered already; registered are {', '.join(self.names)}")
+        if thing is None:
+            return lambda thing: self.register(name, thing)
+        self._things[name] = thing
+        return thing
+
+    def get(self, name: str) -> T:
+        if type(name) is str and name in self._things:
+            return self._things[name]
+        close = difflib.get_close_matches(str(name), self.names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UnknownName(f"no {self.kind} is called {name!r}; registered are {', '.join(self.names) or 'none'}{hint}")
+
+
+recipe_registry: Registry[type[Recipe]] = Registry("recipe")
+objective_registry: Registry[str] = Registry("objective")
+rollout_registry: Registry[str] = Registry("rollout")
+initialization_registry: Registry[str] = Registry("initialization")
+
+objective_registry.register("dmd", "distribution matching with a regression loss on pairs (arXiv 2311.18828)")
+objective_registry.register("dmd2", "distribution matching without pairs (arXiv 2405.14867)")
+objective_registry.register("ode_regression", "the student follows the teacher's ODE trajectories (arXiv 2412.07772)")
+objective_registry.register("token_matching", "per-token divergence to the teacher on the student's own samples")
+rollout_registry.register("one_step", "noise to sample in one call")
+rollout_registry.register("ode_euler", "few steps, the next point by the probability-flow ODE")
+rollout_registry.register("consistency_renoise", "few steps, the next point by noising the clean prediction afresh")
+rollout_registry.register("backward_simulated", "few steps as at inference, stopped at a drawn step")
+rollout_registry.register("teacher_forced_causal", "frame after frame, on clean frames of the data")
+rollout_registry.register("self_forced", "frame after frame, on the student's own frames")
+rollout_registry.register("on_policy_tokens", "the student completes prompts, token by token")
+initialization_registry.register("base", "the student starts as the pretrained model")
+initialization_registry.register("ode_regression", "the student comes out of an ODE regression stage")
+
+
+class Recipe:
+    """Class attributes say what a recipe allows; the first profile and the first rollout are its defaults."""
+
+    name: ClassVar[str]
+    objective: ClassVar[str]
+    objective_roles: ClassVar[tuple[str, ...]] = ()
+    """Roles that the objective reads; none stands for the four of distribution matching."""
+    profiles: ClassVar[Mapping[str, str]]
+    """profile -> its data mode."""
+    rollouts: ClassVar[tuple[str, ...]]
+    stage: ClassVar[str] = "base"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"distribution_matching"})
+    partitions: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]]
+    """role_storage -> group -> its roles, in order; ``colocated_independent`` splits the first of them."""
+    default_ratio: ClassVar[int] = 5
+    default_export: ClassVar[str] = "student_ema"
+
+    def build(self, config: Any) -> DistillationPlan:
+        """``config`` is a mapping or has attributes; keys are SETTINGS and ``<group>_model_path``."""
+        profile = _read(config, "profile", next(iter(self.profiles)))
+        choice(f"profile of recipe {self.name!r}", profile, self.profiles)
+        mode = _read(config, "data_mode", self.profiles[profile])
+        choice(f"data_mode of recipe {self.name!r} with profile {profile!r}", mode, (self.profiles[profile],))
+        rollout = _read(config, "rollout_strategy", self.rollouts[0])
+        return DistillationPlan(
+            name=self.name,
+            version=1,
+            role_layout=self.layout(config, profile),
+            data_requirements={"mode": mode},
+            objective={"name": self.objective, "profile": profile} | self._roles_read(),
+            rollout={"strategy": choice(f"rollout_strategy of recipe {self.name!r}", rollout, self.rollouts)},
+            initialization={"stage": self.stage} | ({"requires_provenance": True} if self.stage != "base" else {}),
+            update_schedule=self.schedule(config, profile),
+            export=ExportSpec(_read(config, "export_role", self.default_export)),
+            required_capabilities=self.required(profile),
+        )
+
+    def _roles_read(self) -> dict[str, Any]:
+        return {"roles": self.objective_roles} if self.objective_roles else {}
+
+    def required(self, profile: str) -> frozenset[str]:
+        return self.capabilities
+
+    def fake_roles(self, profile: str) -> tuple[str, ...]:
+        return ("fake_score",)
+
+    def schedule(self, config: Any, profile: str) -> UpdateSchedule:
+        """The student once, then K updates of the fake score; the warm-up is the fake-score phase alone."""
+        ratio = count("fake_update_ratio", _read(config, "fake_update_ratio", self.default_ratio), 1)
+        warmup = count("fake_warmup_cycles", _read(config, "fake_warmup_cycles", 0))
+        student = UpdatePhaseSpec("student", trainable_roles=("student",), update_ema=True)
+        fake = UpdatePhaseSpec("fake_score", repeats=ratio, trainable_roles=self.fake_roles(profile))
+        return UpdateSchedule((student, fake), (fake,) if warmup else (), warmup)
+
+    def layout(self, config: Any, profile: str) -> RoleLayoutSpec:
+        known = (*self.partitions, "colocated_independent")
+        storage = choice(f"role_storage of recipe {self.name!r}", _read(config, "role_storage", known[0]), known)
+        groups = self.partitions.get(storage, self.partitions[known[0]])
+        _refuse_unknown_settings(config, self.name, groups)
+        paths = {group: _read(config, _path_key(group), _read(config, "model_path", "")) for group in groups}
+        if extra := [role for role in self.fake_roles(profile) if role not in sum(groups.values(), ())]:
+            home = next(group for group, roles in groups.items() if "fake_score" in roles)
+            groups = {**groups, home: (*groups[home], *extra)}
+        layout = partition_layout(groups, paths, storage)
+        return independent_layout(layout) if storage == "colocated_independent" else layout
+
+
+def _read(config: Any, key: str, default: Any) -> Any:
+    value = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
+    return default if value is None else value
+
+
+def _path_key(group: str) -> str:
+    return "model_path" if group == "base" else f"{group.removesuffix('_base')}_model_path"
+
+
+def _refuse_unknown_settings(config: Any, recipe: str, groups: Iterable[str]) -> None:
+    if not isinstance(config, Mapping):
+        return
+    known = [*SETTINGS, *(_path_key(group) for group in groups)]
+    for key in config:
+        if key not in known and config[key] is not None:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(dict.fromkeys(known))}"
+            raise PlanError(f"recipe {recipe!r} has no setting {key!r}; {hint}")
+
+
+def partition_layout(
+    groups: Mapping[str, tuple[str, ...]], model_refs: Mapping[str, str], storage: str
+) -> RoleLayoutSpec:
+    """Roles dealt out to groups. In a shared base the teacher is the base itself, every other role an adapter on it."""
+    shared = storage == "shared_base_adapters"
+    kind = "shared_base_adapters" if shared else "independent_module"
+    return RoleLayoutSpec(
+        groups=tuple(RoleGroupSpec(name, model_refs[name], kind) for name in groups),
+        bindings=tuple(
+            RoleBinding(
+                role,
+                group,
+                adapter=role if shared and role != "teacher_score" else None,
+                trainable=role in TRAINED,
+                optimizer_key=role if role in TRAINED else None,
+            )
+            for group, roles in groups.items()
+            for role in roles
+        ),
+    )
+
+
+TRAINED = ("student", "fake_score", "discriminator")
+
+
+def independent_layout(layout: RoleLayoutSpec) -> RoleLayoutSpec:
+    """The same roles, each in a group and a module of its own."""
+    refs = {group.name: group.model_ref for group in layout.groups}
+    roles = {f"{binding.role}_model": (binding.role,) for binding in layout.bindings}
+    return partition_layout(
+        roles, {f"{binding.role}_model": refs[binding.group] for binding in layout.bindings}, "independent_module"
+    )
+
+
+_SCORES, _STUDENTS = ("teacher_score", "fake_score"), ("student", "student_ema")
+_ONE_MODEL = {
+    "shared_base_adapters": {"base": (*_SCORES, *_STUDENTS)},
+    "actor_critic": {"critic": _SCORES, "actor": _STUDENTS},
+}
+_TWO_MODELS = {"shared_base_adapters": {"bidirectional_base": _SCORES, "causal_base": _STUDENTS}}
+
+
+@recipe_registry.register("dmd")
+class DMDRecipe(Recipe):
+    name = "dmd"
+    objective = "dmd"
+    profiles: ClassVar = {"paper": "regression_pairs"}
+    rollouts = ("one_step",)
+    partitions: ClassVar = _ONE_MODEL
+    default_ratio = 1
+
+
+@recipe_registry.register("dmd2")
+class DMD2Recipe(Recipe):
+    """The paper's profile adds a discriminator, which trains in the fake-score phase."""
+
+    name = "dmd2"
+    objective = "dmd2"
+    profiles: ClassVar = {"distribution_only": "prompts", "paper": "prompt_and_real_latent"}
+    rollouts = ("ode_euler", "consistency_renoise", "backward_simulated")
+    partitions: ClassVar = _ONE_MODEL
+
+    def required(self, profile: str) -> frozenset[str]:
+        return self.capabilities | ({"adversarial"} if profile == "paper" else set())
+
+    def fake_roles(self, profile: str) -> tuple[str, ...]:
+        return ("fake_score", "discriminator") if profile == "paper" else ("fake_score",)
+
+
+@recipe_registry.register("causvid")
+class CausVidRecipe(Recipe):
+    name = "causvid"
+    objective = "dmd"
+    profiles: ClassVar = {"distribution_only": "prompt_and_real_latent"}
+    rollouts = ("teacher_forced_causal",)
+    stage = "ode_regression"
+    capabilities = frozenset({"distribution_matching", "autoregressive"})
+    partitions: ClassVar = _TWO_MODELS
+
+
+@recipe_registry.register("self_forcing")
+class SelfForcingRecipe(CausVidRecipe):
+    name = "self_forcing"
+    profiles: ClassVar = {"distribution_only": "prompts"}
+    rollouts = ("self_forced",)
+
+
+@recipe_registry.register("opd")
+class OnPolicyDistillationRecipe(Recipe):
+    """A frozen teacher scores what the student sampled; nothing else trains, so a cycle is the student phase."""
+
+    name = "opd"
+    objective = "token_matching"
+    objective_roles = ("student", "teacher_score")
+    profiles: ClassVar = {"on_policy": "prompts"}
+    rollouts = ("on_policy_tokens",)
+    capabilities = frozenset({"token_matching"})
+    partitions: ClassVar = {"actor_critic": {"teacher": ("teacher_score",), "actor": ("student",)}}
+    default_export = "student"
+
+    def fake_roles(self, profile: str) -> tuple[str, ...]:
+        return ()
+
+    def schedule(self, config: Any, profile: str) -> UpdateSchedule:
+        for key in ("fake_update_ratio", "fake_warmup_cycles"):
+            if value := _read(config, key, None):
+                raise PlanError(f"recipe {self.name!r} has no fake score; drop {key}={value!r}")
+        return UpdateSchedule((UpdatePhaseSpec("student", trainable_roles=("student",)),))
+
+
+def build_plan(name: str, config: Any, capabilities: Collection[str] = frozenset()) -> DistillationPlan:
+    """The plan of recipe ``name``; refused unless ``capabilities`` cover what it requires."""
+    plan = instance(f"what recipe {name!r} builds", recipe_registry.get(name)().build(config), DistillationPlan)
+    objective_registry.get(plan.objective["name"])
+    rollout_registry.get(plan.rollout["strategy"])
+    initialization_registry.get(plan.initialization["stage"])
+    declared = frozenset(sequence("capabilities", capabilities, str))
+    if missing := plan.required_capabilities - declared:
+        raise PlanError(
+            f"recipe {name!r} requires the capabilities {sorted(plan.required_capabilities)}, declared are "
+            f"{sorted(declared)}: {', '.join(sorted(missing))} is missing"
+        )
+    return plan
