@@ -1,8 +1,8 @@
 """Which plug-ins there are: a plug-in is a file or a package of a wing.
 
-``--loss-type dmd2`` is ``miles_dmd/losses/dmd2``, exported there under the wing's agreed name. To add a plug-in is to add
-a file: no table to edit, no decorator, no import for its side effect. One that lives elsewhere is named by its import
-path, ``my_lab.losses.total_variation``.
+``--loss-type dmd2`` is ``miles_dmd/losses/dmd2``, exported there under the wing's agreed name. To add a plug-in is to
+add a file: no table to edit, no decorator, no import for its side effect. One that lives elsewhere is named by its
+import path, ``my_lab.losses.total_variation``.
 """
 
 import difflib

@@ -130,7 +130,7 @@ class RunArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class Args(RunArgs, RolloutArgs, LossArgs, OptimArgs, ModelArgs):
-    """One run. Flat to read (``args.lr``), grouped to write; frozen: what follows from other arguments is a property."""
+    """One run. Flat to read (``args.lr``), grouped to write. What follows from other arguments is a property."""
 
     loss_options: Any = field(default=None, metadata=NOT_ASKED)
     """The loss type's own arguments, an instance of its ``options``; None stands for their defaults."""

@@ -1,4 +1,4 @@
-"""From the words of a command line to Args: defaults, then the preset, then flags. Whatever is refused is a ConfigError."""
+"""From the words of a command line to Args: defaults, then the preset, then flags. Refusals are ConfigErrors."""
 
 import argparse
 import sys
@@ -101,7 +101,7 @@ def _given(words: Sequence[str], flags: Mapping[str, Flag], loss_name: str, role
 
 
 def _with_negative_numbers(words: Sequence[str]) -> list[str]:
-    """``--lr -1e-5`` as ``--lr=-1e-5``: argparse takes the former's number for a flag, and the refusal would hide it."""
+    """``--lr -1e-5`` as ``--lr=-1e-5``: argparse takes the former's number for a flag."""
     joined: list[str] = []
     for word in words:
         if word.startswith("-") and _is_number(word) and joined and joined[-1].startswith("--"):

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,12 +121,12 @@ def _docstrings_of(arguments: type) -> dict[str, str]:
     if source is None:
         return {}
     tree = ast.parse(Path(source).read_text(encoding="utf-8"))
-    bodies = (node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == arguments.__name__)
-    return {name: words for body in bodies for name, words in _documented(body)}
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == arguments.__name__)
+    return {name: words for node in classes for name, words in _documented(node.body)}
 
 
 def _documented(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
-    for row, below in zip(body, body[1:], strict=False):
+    for row, below in itertools.pairwise(body):
         if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name) and isinstance(below, ast.Expr):
             value = getattr(below.value, "value", None)
             if isinstance(value, str):

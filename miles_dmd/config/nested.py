@@ -102,7 +102,7 @@ def _trainer_type(algorithm: Mapping[str, Any], where: str) -> str | None:
 
 def _enabled(distillation: Mapping[str, Any], where: str) -> bool:
     value = distillation.get("enabled")
-    if value not in (None, False, True) or isinstance(value, int) and not isinstance(value, bool):
+    if not isinstance(value, bool | None):
         raise ConfigError(f"{where}: distillation.enabled {value!r} must be true or false")
     return bool(value)
 

@@ -59,7 +59,8 @@ class Preset:
 
     def _located(self, path: str) -> str:
         """As a flag would be read, from the current directory; else beside the preset, else in the folder above it."""
-        if Path(path).expanduser().exists():
+        path = str(Path(path).expanduser())
+        if Path(path).exists():
             return path
         folder = self.path.resolve().parent
         return next((str(root / path) for root in (folder, folder.parent) if (root / path).exists()), path)

@@ -1,0 +1,87 @@
+"""What a pipeline directory says of itself in its JSON files and safetensors headers; no tensor is read."""
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from miles_dmd.errors import ConfigError
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+NOT_PARAMETERS = ("pos_embed.pos_embed",)
+"""The sine table of diffusers' PatchEmbed: a buffer that is saved beside the parameters (226 M numbers in SD3.5)."""
+_LARGEST_HEADER = 100 * 2**20
+_CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises ConfigError where there is no such file, or where it holds no JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def require_pipeline(directory: Path, pipeline: str, components: Sequence[str]) -> None:
+    """Raises ConfigError unless ``directory`` is a pipeline of that class with all ``components``."""
+    if not directory.is_dir():
+        raise ConfigError(f"is no directory; download one: hf download REPOSITORY --local-dir {directory}")
+    if not (directory / "model_index.json").is_file():
+        raise ConfigError("is not a diffusers pipeline (no model_index.json); name the folder that save_pretrained wrote")
+    index = read_json(directory / "model_index.json")
+    if index.get("_class_name") != pipeline:
+        raise ConfigError(f"is a {index.get('_class_name')}, not a {pipeline}; name one, or another --model-family")
+    for name in components:
+        if index.get(name, [None])[0] is None:
+            raise ConfigError(f"lacks the component {name} (model_index.json); name a complete {pipeline}")
+        if not any((directory / name / config).is_file() for config in _CONFIGS):
+            raise ConfigError(f"lacks the component {name} ({directory / name} has no config); download it completely")
+
+
+def require_weights(directory: Path) -> None:
+    """Raises ConfigError unless all weight files of a component are there."""
+    for path in weight_files(directory):
+        if not path.is_file():
+            raise ConfigError(f"lacks the weights {path}; download them, or look at the run with --dry-run")
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Of one component: those that its index names, or the single file, whether or not they are there."""
+    index = directory / f"{WEIGHTS}.index.json"
+    if not index.is_file():
+        return [directory / WEIGHTS]
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ConfigError(f"{index} names no weight files")
+    return [directory / name for name in sorted(set(names.values()))]
+
+
+def safetensors_parameters(directory: Path) -> int | None:
+    """Number of parameters of a component, from the headers of its files; None where they are not all there."""
+    files = weight_files(directory)
+    if not all(path.is_file() for path in files):
+        return None
+    return sum(size for path in files for name, size in _sizes(path) if name not in NOT_PARAMETERS)
+
+
+def _sizes(path: Path) -> Iterator[tuple[str, int]]:
+    """(name, number of elements) of each tensor. A file starts with the length of its JSON header: u64, little end."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= _LARGEST_HEADER:
+            raise ConfigError(f"{path} is no safetensors file; download it again")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise ConfigError(f"{path} is no safetensors file, or not all of it; download it again") from error
+    for name, entry in header.items():
+        if name != "__metadata__":
+            yield name, math.prod(entry["shape"])

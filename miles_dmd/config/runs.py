@@ -1,0 +1,70 @@
+"""Where a run leaves its files: a directory that no other run has."""
+
+import itertools
+import shutil
+from pathlib import Path
+
+from miles_dmd.config.args import Args
+from miles_dmd.errors import ConfigError
+
+ENTRIES = ("student", "metrics.jsonl", "summary.json", "run.json", "samples", "curves", "trace.json", "checkpoints")
+"""What a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
+
+
+def holds_run(directory: Path) -> bool:
+    return any((directory / name).exists() for name in ENTRIES)
+
+
+def preset_name(args: Args) -> str:
+    """What a run without --save is called after: its preset, or its loss type."""
+    return Path(args.config).stem if args.config else args.loss_type.rpartition(".")[2]
+
+
+def fresh_run_directory(root: Path, preset: str) -> Path:
+    """Makes and returns ``root/<preset>-<n>`` for the least free n. Two runs that start at once never get the same."""
+    root.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        directory = root / f"{preset}-{number}"
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue
+        return directory
+    raise AssertionError("count() has no end")
+
+
+def claim_run_directory(args: Args) -> Path:
+    """The directory that the run may write to: ``--save``, emptied of an older run with --overwrite, or a fresh one.
+
+    Raises ConfigError where --save holds another run.
+    """
+    if args.save is None:
+        return fresh_run_directory(Path("runs"), preset_name(args))
+    check_save(args)
+    directory = Path(args.save)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ENTRIES:
+        _remove(directory / name)
+    return directory
+
+
+def check_save(args: Args) -> None:
+    """Raises ConfigError where --save cannot be written to, or holds a run that nobody asked to replace."""
+    if args.save is None:
+        return
+    directory = Path(args.save)
+    nearest = next(path for path in (directory, *directory.resolve().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"--save {args.save}: {nearest} is a file; name a directory")
+    if holds_run(directory) and not args.overwrite:
+        raise ConfigError(
+            f"--save {args.save} holds another run; replace it with --overwrite, or name another directory "
+            "(--load cannot go on from a run yet)"
+        )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Model families: every package is one, declared in its __init__ (no torch)."""
