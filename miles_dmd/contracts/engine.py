@@ -24,6 +24,14 @@ class RolloutRequest:
     """k in [0, N-1]: k+1 forwards, of which the last is the one that is trained."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineType:
+    """The declaration of an engine: what the command line may know of it without torch."""
+
+    build: str
+    """Dotted name of ``build(args, compute, prompts) -> RolloutEngine``."""
+
+
 class RolloutEngine(Protocol):
     def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
         """Sample until each request's stop step, in the order of the requests. Safe to repeat: it changes nothing."""

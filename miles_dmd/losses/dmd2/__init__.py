@@ -31,6 +31,8 @@ class Options:
     """Timestep shift of the noise law of that comparison; 1 is uniform, larger is noisier (SD3: 3)."""
     fake_shift: float = 1.0
     """Timestep shift of the noise law under which the fake score trains, over the full range [0, 1]."""
+    teacher_num_inference_steps: int = 28
+    """Steps of the teacher's own sampling, as the exported distillation.json records it; does not affect training."""
     normalizer_floor: float = 1e-5
     """Least value of the per-sample normaliser mean|x_gen - x0_teacher|, which would otherwise divide by zero."""
 
@@ -45,6 +47,14 @@ def plan(args: Any) -> DistillationPlan:
         "rollout_strategy": {"renoise": "consistency_renoise", "euler": "ode_euler"}[args.solver],
     }
     return build_plan("dmd2", config, {"distribution_matching"})
+
+
+def teacher_sampling(args: Any) -> dict[str, Any]:
+    options: Options = args.loss_options
+    return {
+        "num_inference_steps": options.teacher_num_inference_steps,
+        "guidance_scale": options.teacher_guidance,
+    }
 
 
 def check(args: Any) -> None:
@@ -73,5 +83,6 @@ loss_type = LossType(
     },
     scorers={"critic": "miles_dmd.losses.dmd2.objective:score"},
     needs={"student": {"critic": ("teacher_clean", "critic_clean", "score_sigma")}},
+    teacher_sampling=teacher_sampling,
     check=check,
 )

@@ -1,0 +1,53 @@
+"""Which batch a phase gets: all batches that one student samples, from one engine call right after its update.
+
+The student does not change between its own updates, so every fake-score batch of a cycle and the next student batch
+can be sampled together: nothing is stale, and the engine wakes once a cycle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from miles_dmd import seeds
+from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.executor import GroupExecutor
+from miles_dmd.handles import BatchHandle
+from miles_dmd.plan import PhaseRequest
+from miles_dmd.plan.stopping import stop_steps
+from miles_dmd.prompts import PromptSource
+
+
+class RolloutBatches:
+    """A ``BatchProvider``: ``ahead(request)`` says how many batches the student will sample before it changes."""
+
+    def __init__(
+        self, args: Any, prompts: PromptSource, executor: GroupExecutor, ahead: Callable[[PhaseRequest], int]
+    ) -> None:
+        self.args, self.prompts, self.executor, self.ahead = args, prompts, executor, ahead
+        self._ready: deque[BatchHandle] = deque()
+
+    def next(self, request: PhaseRequest) -> BatchHandle:
+        if not self._ready:
+            requests = [self._requests() for _ in range(self.ahead(request))]
+            with self.executor.spans.span("rollout", group="rollout"):
+                self._ready.extend(self.executor.rollouts.generate(requests, self.executor.num_chunks))
+        return self._ready.popleft()
+
+    def _requests(self) -> list[RolloutRequest]:
+        prompts = self.prompts.next(self.args.rollout_batch_size)
+        first = prompts[0].sample_id
+        stops = stop_steps(
+            self.args.stop_step_policy,
+            len(prompts),
+            self.args.num_inference_steps,
+            seed=seeds.derive(self.args.seed, "stop steps", first),
+            first=first,
+        )
+        return [
+            RolloutRequest(
+                prompt.sample_id, prompt.prompt_id, seeds.derive(self.args.seed, "rollout", prompt.sample_id), stop
+            )
+            for prompt, stop in zip(prompts, stops, strict=True)
+        ]

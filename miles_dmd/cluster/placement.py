@@ -1,0 +1,95 @@
+"""Where the processes of a run sit: one placement group, rank r of every group colocated in bundle r.
+
+    bundle 0: actor 0, critic 0, rollout      bundle 1: actor 1, critic 1      bundle 2: critic 2 ...
+
+Groups take turns on a device, so each process asks for an equal fraction of its bundle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from miles_dmd.errors import ClusterError, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """``options(bundle)`` are the Ray options of a process that shares that bundle."""
+
+    group: PlacementGroup
+    device: str
+    fraction: float
+    cpu_threads: int
+
+    def options(self, bundle: int) -> dict[str, Any]:
+        strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
+        resources = {"num_cpus": self.fraction} | ({"num_gpus": self.fraction} if self.device == "cuda" else {})
+        threads = str(self.cpu_threads)
+        # read by torch's thread pools when they are first imported, so it must be in the environment before that
+        env = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+        return {"scheduling_strategy": strategy, "runtime_env": {"env_vars": env}, **resources}
+
+    def remove(self) -> None:
+        remove_placement_group(self.group)
+
+
+def choose_device(asked: str, bundles: int) -> str:
+    """cpu or cuda, for ``--device``; auto takes CUDA when the cluster has a GPU for every bundle."""
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if asked == "cuda" and gpus < bundles:
+        raise ConfigError(
+            f"--device cuda: the run wants {bundles} GPUs (one a rank) and the cluster has {gpus}; pass --device cpu, or "
+            "fewer --num-trainer-ranks"
+        )
+    if asked == "auto":
+        return "cuda" if gpus >= bundles else "cpu"
+    return asked
+
+
+def fraction_of_bundle(occupants: int) -> float:
+    """An equal share, rounded down to what Ray counts in (1/10000), so that the shares fit."""
+    return math.floor(10_000 / occupants) / 10_000
+
+
+def place(sizes: Mapping[str, int], *, device: str, cpu_threads: int, timeout: float) -> Placement:
+    """Reserve a bundle a rank. Raises ClusterError that tells who wants what and what is there."""
+    bundles = max(sizes.values())
+    device = choose_device(device, bundles)
+    bundle = {"CPU": 1.0} | ({"GPU": 1.0} if device == "cuda" else {})
+    _refuse_impossible(sizes, bundles, bundle)
+    group = placement_group([dict(bundle) for _ in range(bundles)], strategy="PACK")
+    if not group.wait(timeout_seconds=timeout):
+        remove_placement_group(group)
+        raise ClusterError(f"{_wanted(sizes, bundles, bundle)}; not placed within {timeout:.0f} s: {_present()}")
+    return Placement(group, device, fraction_of_bundle(len(sizes) + 1), cpu_threads)
+
+
+def _refuse_impossible(sizes: Mapping[str, int], bundles: int, bundle: Mapping[str, float]) -> None:
+    """More than the whole cluster has would wait for ever."""
+    total = ray.cluster_resources()
+    for resource, amount in bundle.items():
+        if total.get(resource, 0) < amount * bundles:
+            raise ClusterError(f"{_wanted(sizes, bundles, bundle)}; {_present()}: fewer --num-trainer-ranks, or more nodes")
+
+
+def _wanted(sizes: Mapping[str, int], bundles: int, bundle: Mapping[str, float]) -> str:
+    who = ", ".join(f"{name} x{count}" for name, count in sizes.items())
+    each = " + ".join(f"{amount:g} {resource}" for resource, amount in bundle.items())
+    return f"trainer groups {who} and the rollout worker want {bundles} bundles of {each}"
+
+
+def _present() -> str:
+    rows = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            resources = node["Resources"]
+            rows.append(f"{node['NodeManagerAddress']} has {resources.get('CPU', 0):g} CPU, {resources.get('GPU', 0):g} GPU")
+    free = ray.available_resources()
+    return f"{'; '.join(rows)} (free: {free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU)"

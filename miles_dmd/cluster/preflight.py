@@ -1,0 +1,69 @@
+"""Before any group starts: does every node have this package, the checkpoints, and memory?"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import miles_dmd
+from miles_dmd.cluster.waiting import gather
+from miles_dmd.errors import ClusterError
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    node: str
+    version: str
+    python: str
+    missing: tuple[str, ...]
+    free_gib: float
+
+
+def report_node(node: str, checkpoints: Sequence[str]) -> NodeReport:
+    """What this machine has; runs on the node itself."""
+    missing = tuple(path for path in checkpoints if not (Path(path) / "model_index.json").is_file())
+    return NodeReport(node, miles_dmd.__version__, platform.python_version(), missing, _free_gib())
+
+
+def check_nodes(checkpoints: Sequence[str], *, timeout: float = 120) -> list[NodeReport]:
+    """Every node's report. Raises ClusterError that names the node and what it lacks."""
+    reports = gather(
+        {f"node {name}": _on(node_id).remote(name, list(checkpoints)) for node_id, name in _nodes()},
+        "looking at the nodes",
+        timeout=timeout,
+    )
+    for report in reports:
+        if report.version != miles_dmd.__version__:
+            raise ClusterError(
+                f"node {report.node} has miles_dmd {report.version}, the driver {miles_dmd.__version__}; install the same"
+            )
+        if report.python.rsplit(".", 1)[0] != platform.python_version().rsplit(".", 1)[0]:
+            raise ClusterError(f"node {report.node} runs Python {report.python}, the driver {platform.python_version()}")
+        if report.missing:
+            raise ClusterError(
+                f"node {report.node} does not see {report.missing[0]}; put the checkpoint on a path that every node shares"
+            )
+    return reports
+
+
+def _nodes() -> list[tuple[str, str]]:
+    return [(node["NodeID"], f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})") for node in ray.nodes() if node["Alive"]]
+
+
+def _on(node_id: str) -> Any:
+    return ray.remote(report_node).options(
+        num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+    )
+
+
+def _free_gib() -> float:
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) / 2**20
+    return float("nan")

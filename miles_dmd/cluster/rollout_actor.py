@@ -1,0 +1,99 @@
+"""The rollout worker as a Ray actor, and its face towards the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from miles_dmd.cluster.placement import Placement
+from miles_dmd.cluster.waiting import fetch
+from miles_dmd.contracts.distillation import Distillation
+from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.handles import BatchHandle, WeightHandle
+
+if TYPE_CHECKING:
+    from miles_dmd.rollout import RolloutWorker
+
+
+class RolloutActor:
+    def encode(self, args: Any, device: str, texts: Sequence[str]) -> str:
+        """Path of the prompts' table. Encoders are loaded and dropped here, before anything else needs the memory."""
+        from miles_dmd.network.conditions import ensure_table
+        from miles_dmd.training.compute import choose_compute, set_threads
+
+        set_threads(args.cpu_threads)
+        return str(ensure_table(args, texts, choose_compute(device, args.compute_dtype).device))
+
+    def build(self, args: Any, device: str, prompt_table: str) -> None:
+        from miles_dmd.network.conditions import PromptTable
+        from miles_dmd.rollout import RolloutWorker
+        from miles_dmd.training.compute import choose_compute, set_threads
+
+        set_threads(args.cpu_threads)
+        compute = choose_compute(device, args.compute_dtype)
+        self.worker: RolloutWorker = RolloutWorker(args, compute=compute, prompts=PromptTable(Path(prompt_table)))
+
+    def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
+        return [
+            BatchHandle(
+                tuple(sample for chunk in chunks for sample in chunk.ids),
+                chunks[0].policy_version,
+                tuple(ray.put(chunk) for chunk in chunks),
+            )
+            for chunks in self.worker.generate(batches, num_chunks)
+        ]
+
+    def update_weights(self, weights: WeightHandle, version: int) -> None:
+        self.worker.update_weights(_buckets(weights), version)
+
+    def pictures(self, requests: Sequence[RolloutRequest]) -> Any:
+        return self.worker.pictures(requests)
+
+    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
+        self.worker.export(directory, _buckets(weights), distillation)
+
+    def peak_memory(self) -> int:
+        return self.worker.peak_memory()
+
+
+def _buckets(weights: WeightHandle) -> Iterator[Any]:
+    """One bucket in memory at a time."""
+    return (ray.get(ref) for ref in weights.buckets)
+
+
+class RayRollouts:
+    """``executor.Rollouts`` over the actor; it shares the first bundle."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.actor = ray.remote(RolloutActor).options(**placement.options(0)).remote()
+
+    def encode(self, args: Any, device: str, texts: Sequence[str]) -> str:
+        return str(self._call("encoding prompts", "encode", args, device, list(texts)))
+
+    def build(self, args: Any, device: str, prompt_table: str) -> dict[str, ray.ObjectRef]:
+        return {"the rollout worker": self.actor.build.remote(args, device, prompt_table)}
+
+    def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
+        handles: list[BatchHandle] = self._call("sampling", "generate", batches, num_chunks)
+        return handles
+
+    def update_weights(self, weights: WeightHandle, version: int) -> None:
+        self._call("taking new weights", "update_weights", weights, version)
+
+    def pictures(self, requests: Sequence[RolloutRequest]) -> Any:
+        return self._call("drawing samples", "pictures", requests)
+
+    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
+        self._call("exporting the student", "export", directory, weights, distillation)
+
+    def peak_memory(self) -> int:
+        return int(self._call("reporting its memory", "peak_memory"))
+
+    def _call(self, doing: str, method: str, *parameters: Any) -> Any:
+        return fetch(getattr(self.actor, method).remote(*parameters), "the rollout worker", doing)
+
+    def kill(self) -> None:
+        ray.kill(self.actor)

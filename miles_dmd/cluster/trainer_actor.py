@@ -1,0 +1,91 @@
+"""One rank of a trainer group, as a Ray actor. Torch is imported here only when the actor lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+if TYPE_CHECKING:
+    from miles_dmd.contracts.loss import LossType
+    from miles_dmd.contracts.reports import TrainReport
+    from miles_dmd.plan import DistillationPlan
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+class TrainerActor:
+    def __init__(self, group: str, rank: int, size: int) -> None:
+        self.group, self.rank, self.size = group, rank, size
+
+    def open_store(self) -> tuple[str, int]:
+        """Rank 0: where the others meet. The port is bound here and now, so no two groups can pick the same one."""
+        from torch.distributed import TCPStore
+
+        host = ray.util.get_node_ip_address()
+        self._store = TCPStore(host, 0, self.size, is_master=True, wait_for_workers=False, timeout=COLLECTIVE_TIMEOUT)
+        return host, self._store.port
+
+    def build(
+        self,
+        meeting: tuple[str, int],
+        args: Any,
+        device: str,
+        plan: DistillationPlan,
+        loss_type: LossType,
+        prompt_table: str,
+        horizon: int,
+    ) -> None:
+        from pathlib import Path
+
+        from miles_dmd.network.conditions import PromptTable
+        from miles_dmd.training.compute import choose_compute, set_threads
+        from miles_dmd.training.trainer import Trainer
+
+        set_threads(args.cpu_threads)
+        compute = choose_compute(device, args.compute_dtype)
+        self._join(meeting, compute)
+        self.trainer = Trainer(
+            args,
+            self.group,
+            plan=plan,
+            loss_type=loss_type,
+            compute=compute,
+            prompts=PromptTable(Path(prompt_table)),
+            horizon=horizon,
+        )
+
+    def _join(self, meeting: tuple[str, int], compute: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        if compute.device.type == "cuda":
+            torch.cuda.set_device(compute.device)
+        host, port = meeting
+        store = self._store if self.rank == 0 else dist.TCPStore(host, port, self.size, timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group(
+            compute.backend, store=store, rank=self.rank, world_size=self.size, timeout=COLLECTIVE_TIMEOUT
+        )
+
+    def train(self, chunks: Sequence[ray.ObjectRef], scores: Mapping[str, Sequence[ray.ObjectRef]]) -> TrainReport:
+        from miles_dmd.contracts.external import ExternalData
+        from miles_dmd.contracts.samples import DenoisingBatch
+
+        external = {producer: ExternalData.join(ray.get(list(parts))) for producer, parts in scores.items()}
+        return self.trainer.train(DenoisingBatch.join(ray.get(list(chunks))), external)
+
+    def score(self, chunks: Sequence[ray.ObjectRef]) -> tuple[float, Any]:
+        """(seconds, external data): two Ray objects, of which the driver looks at the first alone."""
+        from miles_dmd.contracts.samples import DenoisingBatch
+
+        started = time.perf_counter()
+        scores = self.trainer.score(DenoisingBatch.join(ray.get(list(chunks))))
+        return time.perf_counter() - started, scores
+
+    def weights(self, averaged: bool) -> list[ray.ObjectRef]:
+        """References to the full weights from rank 0, nothing from the others, which must take part in the gathering."""
+        buckets = self.trainer.weights(averaged=averaged)
+        return [ray.put(bucket) for bucket in buckets if self.rank == 0]

@@ -1,0 +1,56 @@
+"""A trainer group as the driver sees it: one name, some ranks, every call made on all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from miles_dmd.cluster.placement import Placement
+from miles_dmd.cluster.trainer_actor import TrainerActor
+from miles_dmd.cluster.waiting import fetch, gather, names
+from miles_dmd.contracts.reports import TrainReport
+from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
+
+
+class RayTrainerGroup:
+    """Starts its processes at once; ``build`` makes them load their models, together with other groups'."""
+
+    def __init__(self, name: str, size: int, placement: Placement) -> None:
+        self.name, self.size = name, size
+        actor = ray.remote(TrainerActor)
+        self.actors = [actor.options(**placement.options(rank)).remote(name, rank, size) for rank in range(size)]
+
+    def build(self, args: Any, device: str, **parts: Any) -> dict[str, ray.ObjectRef]:
+        """Calls to wait for, by rank; ``parts`` are the trainer's plan, loss type, prompt table and horizon."""
+        who = names(self.name, self.size)
+        meeting = fetch(self.actors[0].open_store.remote(), who[0], "opening the group's meeting point")
+        return {
+            name: actor.build.remote(meeting, args, device, **parts) for name, actor in zip(who, self.actors, strict=True)
+        }
+
+    def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle]) -> list[TrainReport]:
+        parts = {producer: handle.parts for producer, handle in scores.items()}
+        return self._each("training", lambda rank, actor: actor.train.remote(batch.of_rank(rank, self.size), parts))
+
+    def score(self, batch: BatchHandle) -> ScoreHandle:
+        # two results a rank: a number to wait for, which also carries a failure, and tensors that the driver never opens
+        pairs = [
+            actor.score.options(num_returns=2).remote(batch.of_rank(rank, self.size))
+            for rank, actor in enumerate(self.actors)
+        ]
+        gather(dict(zip(names(self.name, self.size), (seconds for seconds, _ in pairs), strict=True)), "scoring")
+        return ScoreHandle(self.name, tuple(scores for _, scores in pairs))
+
+    def weights(self, *, averaged: bool) -> WeightHandle:
+        per_rank = self._each("gathering weights", lambda rank, actor: actor.weights.remote(averaged))
+        return WeightHandle(tuple(per_rank[0]))
+
+    def _each(self, doing: str, call: Any) -> list[Any]:
+        refs = [call(rank, actor) for rank, actor in enumerate(self.actors)]
+        return gather(dict(zip(names(self.name, self.size), refs, strict=True)), doing)
+
+    def kill(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)

@@ -1,0 +1,15 @@
+"""What a trainer group is made from: which argument names the checkpoint of each model that it may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A value, not a subclass: the trainer is the same for every role. Which of the models a run really holds, and
+    which one trains, is the plan's to say."""
+
+    checkpoints: Mapping[str, str]
+    """logical role -> name of the argument that says where its weights start from."""

@@ -1,0 +1,1 @@
+"""Rollout engines: every package is one, declared in its __init__ (no torch)."""

@@ -1,0 +1,117 @@
+"""The real few-step sampler of the student, with stop step, on a network of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from miles_dmd import registry
+from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.contracts.samples import DenoisingBatch
+from miles_dmd.errors import EngineError
+from miles_dmd.network.conditions import PromptTable
+from miles_dmd.network.denoiser import Denoiser
+from miles_dmd.network.few_step import Stopped, sample_until
+from miles_dmd.network.pretrained import load_network
+from miles_dmd.plan.grid import sigma_grid
+from miles_dmd.plan.partition import micro_batches
+from miles_dmd.training.compute import Compute
+
+
+class InProcessEngine:
+    def __init__(
+        self,
+        model: Denoiser,
+        prompts: PromptTable,
+        *,
+        sigmas: Sequence[float],
+        solver: str,
+        shape: tuple[int, ...],
+        micro_batch_size: int,
+        run_seed: int,
+        device: torch.device,
+    ) -> None:
+        self.model, self.prompts, self.sigmas, self.solver = model, prompts, tuple(sigmas), solver
+        self.shape, self.micro_batch_size, self.run_seed, self.device = shape, micro_batch_size, run_seed, device
+        self.version = 0
+
+    def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
+        stopped = self._run(requests, [request.stop_step for request in requests])
+        return DenoisingBatch(
+            ids=tuple(request.sample_id for request in requests),
+            prompt_ids=tuple(request.prompt_id for request in requests),
+            stop_steps=tuple(request.stop_step for request in requests),
+            latents=stopped.latents.cpu(),
+            sigma=stopped.sigma.cpu(),
+            clean=stopped.clean.cpu(),
+            policy_version=self.version,
+            run_seed=self.run_seed,
+        )
+
+    def sample(self, requests: Sequence[RolloutRequest]) -> Tensor:
+        # the last step goes to sigma = 0, where the sample is its clean prediction
+        return self._run(requests, [len(self.sigmas) - 1] * len(requests)).clean.cpu()
+
+    def _run(self, requests: Sequence[RolloutRequest], stop_steps: Sequence[int]) -> Stopped:
+        parts = [
+            sample_until(
+                self.model,
+                self.prompts.lookup([requests[row].prompt_id for row in rows]),
+                seeds=[requests[row].seed for row in rows],
+                stop_steps=[stop_steps[row] for row in rows],
+                sigmas=self.sigmas,
+                solver=self.solver,  # type: ignore[arg-type]
+                shape=self.shape,
+                device=self.device,
+            )
+            for rows in micro_batches(len(requests), self.micro_batch_size)
+        ]
+        return Stopped(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
+        own = dict(self.model.network.named_parameters())
+        seen: set[str] = set()
+        with torch.no_grad():
+            for bucket in buckets:
+                if unknown := sorted(bucket.keys() - own.keys()):
+                    raise EngineError(f"weights of version {version} name {unknown[:4]}, which the network does not have")
+                for name, value in bucket.items():
+                    own[name].copy_(value)
+                seen |= bucket.keys()
+        if missing := sorted(own.keys() - seen):
+            raise EngineError(f"weights of version {version} lack {missing[:4]} ({len(missing)} parameters in all)")
+        self.version = version
+
+    def sleep(self) -> None:
+        self.model.network.to("cpu")
+
+    def wake(self) -> None:
+        self.model.network.to(self.device)
+
+    def close(self) -> None: ...
+
+
+def build(args: Any, compute: Compute, prompts: PromptTable) -> InProcessEngine:
+    family = registry.load("models", args.model_family)
+    checkpoint = Path(args.hf_checkpoint)
+    network = load_network(family, checkpoint, dtype=compute.dtype).requires_grad_(False).to(compute.device)
+    return InProcessEngine(
+        Denoiser(family.code(), network, compute.dtype),
+        prompts,
+        sigmas=sigma_grid(args.num_inference_steps, args.shift),
+        solver=args.solver,
+        shape=family.code().latent_shape(checkpoint, *resolution(args, family)),
+        micro_batch_size=args.rollout_micro_batch_size,
+        run_seed=args.seed,
+        device=compute.device,
+    )
+
+
+def resolution(args: Any, family: Any) -> tuple[int, int]:
+    """(height, width): as asked, or what the checkpoint was made for."""
+    height, width = family.default_pixels(Path(args.hf_checkpoint))
+    return args.height or height, args.width or width

@@ -1,0 +1,38 @@
+"""What the driver holds instead of tensors: where a batch, scores or weights lie, and about which samples they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHandle:
+    """A phase's batch, cut into equal chunks so that groups of any allowed size can take consecutive ones."""
+
+    ids: tuple[int, ...]
+    policy_version: int
+    chunks: tuple[Any, ...]
+    """One reference (an object reference in Ray, the batch itself in one process) per chunk."""
+    real: Any | None = None
+    """A second handle, on latents of real images, for losses that compare with data."""
+
+    def of_rank(self, rank: int, ranks: int) -> tuple[Any, ...]:
+        """The chunks of one rank out of ``ranks``."""
+        count = len(self.chunks) // ranks
+        return self.chunks[rank * count : (rank + 1) * count]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreHandle:
+    """External data of one producer about a batch, one reference per rank of the producer."""
+
+    producer: str
+    parts: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightHandle:
+    """Full weights of a role, one reference per bucket."""
+
+    buckets: tuple[Any, ...]

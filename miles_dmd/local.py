@@ -1,0 +1,68 @@
+"""A whole run in this process, without Ray: for debugging, and the reference that the Ray run is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from miles_dmd.contracts.distillation import Distillation
+from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.contracts.external import ExternalData
+from miles_dmd.contracts.reports import TrainReport
+from miles_dmd.contracts.samples import DenoisingBatch
+from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
+from miles_dmd.rollout import RolloutWorker
+from miles_dmd.training.compute import Compute
+from miles_dmd.training.trainer import Trainer
+
+
+class LocalGroup:
+    """A trainer group of one rank: the trainer itself."""
+
+    size = 1
+
+    def __init__(self, name: str, trainer: Trainer) -> None:
+        self.name, self.trainer = name, trainer
+
+    def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle]) -> list[TrainReport]:
+        external = {producer: ExternalData.join(handle.parts) for producer, handle in scores.items()}
+        return [self.trainer.train(DenoisingBatch.join(batch.chunks), external)]
+
+    def score(self, batch: BatchHandle) -> ScoreHandle:
+        return ScoreHandle(self.name, (self.trainer.score(DenoisingBatch.join(batch.chunks)),))
+
+    def weights(self, *, averaged: bool) -> WeightHandle:
+        return WeightHandle(tuple(self.trainer.weights(averaged=averaged)))
+
+
+class LocalRollouts:
+    def __init__(self, worker: RolloutWorker) -> None:
+        self.worker = worker
+
+    def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
+        chunked = self.worker.generate(batches, num_chunks)
+        return [
+            BatchHandle(tuple(i for chunk in chunks for i in chunk.ids), chunks[0].policy_version, tuple(chunks))
+            for chunks in chunked
+        ]
+
+    def update_weights(self, weights: WeightHandle, version: int) -> None:
+        self.worker.update_weights(weights.buckets, version)
+
+    def pictures(self, requests: Sequence[RolloutRequest]) -> Any:
+        return self.worker.pictures(requests)
+
+    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
+        self.worker.export(directory, weights.buckets, distillation)
+
+    def peak_memory(self) -> int:
+        return self.worker.peak_memory()
+
+
+def init_single_rank(compute: Compute) -> None:
+    """A process group of this process alone, which FSDP needs; nothing listens on a port for it."""
+    if not dist.is_initialized():
+        dist.init_process_group(compute.backend, store=dist.HashStore(), rank=0, world_size=1)

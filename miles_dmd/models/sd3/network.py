@@ -1,0 +1,103 @@
+"""Stable Diffusion 3 and 3.5 with torch: the transformer, its conditions, its VAE, and its place in a pipeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from miles_dmd.contracts.samples import Cond
+
+TRAIN_TIMESTEPS = 1000
+"""What sigma = 1 is called by the network's time embedding."""
+
+
+def build_network(checkpoint: Path) -> nn.Module:
+    from diffusers import SD3Transformer2DModel
+
+    config = SD3Transformer2DModel.load_config(str(checkpoint), subfolder="transformer")
+    return SD3Transformer2DModel.from_config(config)
+
+
+def velocity(network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
+    # The timestep stays fp32 whatever x is: bf16 has 8 bits, and would call 750 "752".
+    timestep = sigma.float() * TRAIN_TIMESTEPS
+    return network(hidden_states=x, timestep=timestep, return_dict=False, **cond)[0]
+
+
+def latent_shape(checkpoint: Path, height: int, width: int) -> tuple[int, ...]:
+    channels = json.loads((checkpoint / "transformer" / "config.json").read_text())["in_channels"]
+    factor = 2 ** (len(json.loads((checkpoint / "vae" / "config.json").read_text())["block_out_channels"]) - 1)
+    return channels, height // factor, width // factor
+
+
+@torch.no_grad()
+def encode_prompts(
+    checkpoint: Path, texts: Sequence[str], *, max_sequence_length: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """encoder_hidden_states [P, L, D] and pooled_projections [P, D'] on the CPU, by the stock pipeline's own code."""
+    from diffusers import StableDiffusion3Pipeline
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+    pipeline = StableDiffusion3Pipeline.from_pretrained(
+        str(checkpoint), transformer=None, vae=None, dtype=dtype, local_files_only=True
+    ).to(device)
+    pipeline.set_progress_bar_config(disable=True)
+    rows = []
+    for start in range(0, len(texts), 16):
+        chunk = list(texts[start : start + 16])
+        embeds, _, pooled, _ = pipeline.encode_prompt(
+            chunk, None, None, do_classifier_free_guidance=False, max_sequence_length=max_sequence_length
+        )
+        rows.append((embeds.cpu(), pooled.cpu()))
+    return {
+        "encoder_hidden_states": torch.cat([embeds for embeds, _ in rows]).contiguous(),
+        "pooled_projections": torch.cat([pooled for _, pooled in rows]).contiguous(),
+    }
+
+
+def open_decoder(checkpoint: Path) -> Callable[[Tensor], Tensor]:
+    from diffusers import AutoencoderKL
+
+    vae = AutoencoderKL.from_pretrained(str(checkpoint), subfolder="vae", local_files_only=True).eval()
+
+    @torch.no_grad()
+    def decode(latents: Tensor) -> Tensor:
+        images = vae.decode(latents.to("cpu", vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor).sample
+        return ((images.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+    return decode
+
+
+def write_scheduler(directory: Path, *, checkpoint: Path, shift: float, solver: str) -> str:
+    from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler
+
+    kind = {"renoise": FlowMatchLCMScheduler, "euler": FlowMatchEulerDiscreteScheduler}[solver]
+    kind(num_train_timesteps=TRAIN_TIMESTEPS, shift=shift).save_pretrained(str(directory))
+    return str(kind.__name__)
+
+
+def pipeline_call(
+    *,
+    num_inference_steps: int,
+    guidance_scale: float,
+    max_sequence_length: int,
+    height: int,
+    width: int,
+    sigmas: Sequence[float] | None,
+) -> dict[str, Any]:
+    call = {
+        "num_inference_steps": num_inference_steps,
+        "guidance_scale": guidance_scale,
+        "max_sequence_length": max_sequence_length,
+        "height": height,
+        "width": width,
+    }
+    return call if sigmas is None else {**call, "sigmas": list(sigmas)}

@@ -1,0 +1,1 @@
+"""Networks as losses and samplers see them, whatever their family."""

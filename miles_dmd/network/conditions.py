@@ -1,0 +1,164 @@
+"""Prompt embeddings: encoded once, kept on disk, looked up by prompt id.
+
+At SD3.5's size an embedding is 2.6 MiB a sample, twenty times the latents, so batches carry ids and every process reads
+the rows that it needs from one memory-mapped file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from miles_dmd import registry
+from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.contracts.samples import Cond
+from miles_dmd.errors import ConfigError
+
+SAMPLED_BLOCKS = 64
+"""Blocks of 64 KiB that stand for a weight file larger than 64 MiB in its fingerprint."""
+
+
+class PromptTable:
+    """Rows of a table file; the last one is the unconditional branch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise ConfigError(f"--cache-dir: {path} is not there; pass a --cache-dir that every node of the cluster shares")
+        with safe_open(str(path), "pt") as file:
+            self.names = tuple(sorted(file.keys()))
+            self.num_prompts = file.get_slice(self.names[0]).get_shape()[0] - 1
+
+    def lookup(self, prompt_ids: Sequence[int]) -> Cond:
+        """Conditions of B prompts, on the CPU; every distinct row is read once."""
+        rows = sorted(set(prompt_ids))
+        if rows and not 0 <= rows[0] <= rows[-1] <= self.num_prompts:
+            raise IndexError(f"prompt ids {rows[0]}..{rows[-1]} lie outside {self.path}, which has {self.num_prompts}")
+        place = {row: index for index, row in enumerate(rows)}
+        index = torch.tensor([place[row] for row in prompt_ids])
+        with safe_open(str(self.path), "pt") as file:
+            return {name: self._rows(file.get_slice(name), rows)[index] for name in self.names}
+
+    def unconditional(self, count: int) -> Cond:
+        """The unconditional branch, once for each of ``count`` samples."""
+        return self.lookup([self.num_prompts] * count)
+
+    @staticmethod
+    def _rows(column: object, rows: Sequence[int]) -> Tensor:
+        return torch.cat([column[row : row + 1] for row in rows])  # type: ignore[index]
+
+
+def ensure_table(args: Any, texts: Sequence[str], device: torch.device) -> Path:
+    """The table of a run's prompts, encoded now if no earlier run with the same encoders and texts has left it."""
+    family: ModelFamily = registry.load("models", args.model_family)
+    checkpoint = Path(args.teacher_path)
+    length = args.max_sequence_length or family.default_max_sequence_length(checkpoint)
+    path = table_path(
+        family,
+        checkpoint,
+        texts,
+        args.negative_prompt,
+        max_sequence_length=length,
+        dtype=args.compute_dtype,
+        cache_dir=Path(args.cache_dir).expanduser(),
+    )
+    if not path.exists():
+        write_table(
+            path,
+            family,
+            checkpoint,
+            texts,
+            args.negative_prompt,
+            max_sequence_length=length,
+            dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[args.compute_dtype],
+            device=device,
+        )
+    return path
+
+
+def table_path(
+    family: ModelFamily,
+    checkpoint: Path,
+    texts: Sequence[str],
+    negative_prompt: str,
+    *,
+    max_sequence_length: int,
+    dtype: str,
+    cache_dir: Path,
+) -> Path:
+    """Where the table of these prompts lies, whether it is there or not: named by a hash of all that it depends on."""
+    key = {
+        "format": 1,
+        "encoders": encoder_fingerprint(family, checkpoint),
+        "texts": list(texts),
+        "negative_prompt": negative_prompt,
+        "max_sequence_length": max_sequence_length,
+        "dtype": dtype,
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return cache_dir / "prompts" / f"{digest[:32]}.safetensors"
+
+
+def write_table(
+    path: Path,
+    family: ModelFamily,
+    checkpoint: Path,
+    texts: Sequence[str],
+    negative_prompt: str,
+    *,
+    max_sequence_length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Encode all prompts and the unconditional branch. The file appears whole or not at all, also when two runs race."""
+    table = family.code().encode_prompts(
+        checkpoint, [*texts, negative_prompt], max_sequence_length=max_sequence_length, dtype=dtype, device=device
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    os.close(handle)
+    try:
+        save_file(table, name)
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def encoder_fingerprint(family: ModelFamily, checkpoint: Path) -> str:
+    """SHA-256 over everything that turns text into embeddings: tokenizers' and encoders' files.
+
+    A weight file above 64 MiB is represented by its size, its first and last block and blocks at even distances between
+    (4 MiB read instead of the 19 GB of SD3.5's encoders): training changes every one of them.
+    """
+    digest = hashlib.sha256()
+    for component in family.components:
+        if not component.startswith(("text_encoder", "tokenizer")):
+            continue
+        for path in sorted((checkpoint / component).rglob("*")):
+            if path.is_file():
+                digest.update(str(path.relative_to(checkpoint)).encode())
+                _digest_file(digest, path)
+    return digest.hexdigest()
+
+
+def _digest_file(digest: hashlib._Hash, path: Path, block: int = 1 << 16) -> None:
+    size = path.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        if size <= 64 << 20:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+            return
+        for part in range(SAMPLED_BLOCKS + 1):
+            file.seek((size - block) * part // SAMPLED_BLOCKS)
+            digest.update(file.read(block))

@@ -1,0 +1,40 @@
+"""Networks from checkpoints, without ever holding a second copy in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from accelerate import init_empty_weights, load_checkpoint_in_model
+from torch import nn
+
+from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.errors import ConfigError
+
+
+def empty_network(family: ModelFamily, checkpoint: Path) -> nn.Module:
+    """The network of a pipeline directory with parameters on the meta device; buffers are real."""
+    with init_empty_weights(include_buffers=False):
+        network = family.code().build_network(checkpoint)
+    # no network here has dropout or batch statistics to train, and a family that has must not train them by accident
+    return network.eval()
+
+
+def load_network(family: ModelFamily, checkpoint: Path, *, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The network with its weights, on the CPU in ``dtype``."""
+    network = empty_network(family, checkpoint)
+    load_checkpoint_in_model(network, str(weight_file(checkpoint / family.network_component)), dtype=dtype)
+    missing = [name for name, value in network.named_parameters() if value.is_meta]
+    if missing:
+        raise ValueError(f"{checkpoint / family.network_component} lacks weights for {missing[:4]} ({len(missing)} in all)")
+    return network
+
+
+def weight_file(component: Path) -> Path:
+    """A component's one safetensors file, or the index of its shards."""
+    for pattern in ("*.safetensors.index.json", "*.safetensors"):
+        # fp16 variants lie beside the main file in some repositories; the main one has no second dot-part
+        found = sorted(path for path in component.glob(pattern) if ".fp16." not in path.name)
+        if found:
+            return found[0]
+    raise ConfigError(f"{component} holds no .safetensors file; download the weights, or name another checkpoint")

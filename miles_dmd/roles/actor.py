@@ -1,0 +1,5 @@
+"""The student alone, so that nothing but its own step can touch it."""
+
+from miles_dmd.contracts.role import Role
+
+role = Role(checkpoints={"student": "hf_checkpoint"})

@@ -1,0 +1,9 @@
+"""The fake score, and beside it the frozen teacher: both look at the same noised sample, so they share a device.
+
+The fake score stands for the student's distribution, so it starts from the same weights as the student; name others
+with ``--critic-hf-checkpoint``.
+"""
+
+from miles_dmd.contracts.role import Role
+
+role = Role(checkpoints={"fake_score": "hf_checkpoint", "teacher_score": "teacher_path"})

@@ -1,0 +1,39 @@
+"""How a network is spread over the ranks of its group: FSDP2, block by block, with fp32 master weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from miles_dmd.training.compute import Compute
+
+
+def group_mesh(compute: Compute) -> DeviceMesh:
+    """A one-dimensional mesh over the process group of this trainer group, which must be initialised."""
+    return dist.device_mesh.init_device_mesh(compute.device.type, (dist.get_world_size(),), mesh_dim_names=("ranks",))
+
+
+def shard(network: nn.Module, blocks: Sequence[str], mesh: DeviceMesh, compute_dtype: torch.dtype) -> nn.Module:
+    """Shard ``network`` in place: every block of a class named in ``blocks`` by itself, then the rest.
+
+    Parameters stay fp32, gradients are reduced in fp32. Inputs are cast by ``Denoiser``, not here: FSDP would round the
+    timestep to bf16 too. Never toggle requires_grad afterwards: FSDP2 fixes its dtypes at the first forward, from the
+    parameters that require a gradient at that time.
+    """
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if compute_dtype == torch.float32 else compute_dtype,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    found = [module for module in network.modules() if type(module).__name__ in blocks]
+    if not found:
+        raise ValueError(f"{type(network).__name__} has no block of a class among {list(blocks)} to shard")
+    for block in found:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(network, mesh=mesh, mp_policy=policy)
+    return network
