@@ -1,5 +1,11 @@
 """The control plane: who trains when, as plain data, and the loop that plays it. Standard library only."""
 
+from miles_dmd.plan.configuration import (
+    TRAINER_TYPES,
+    build_plan_from_config,
+    check_route,
+    settings_from_config,
+)
 from miles_dmd.plan.contracts import (
     EXPORTABLE_ROLES,
     ExportSpec,
@@ -41,6 +47,7 @@ from miles_dmd.plan.recipes import (
     Recipe,
     Registry,
     SelfForcingRecipe,
+    UnknownName,
     build_plan,
     independent_layout,
     initialization_registry,
@@ -62,6 +69,7 @@ from miles_dmd.plan.stopping import stop_steps
 
 __all__ = [
     "EXPORTABLE_ROLES",
+    "TRAINER_TYPES",
     "BatchProvider",
     "CausVidRecipe",
     "DMD2Recipe",
@@ -93,10 +101,13 @@ __all__ = [
     "ScoreTransportSpec",
     "SelfForcingRecipe",
     "TrainerCounters",
+    "UnknownName",
     "UpdateCycle",
     "UpdatePhaseSpec",
     "UpdateSchedule",
     "build_plan",
+    "build_plan_from_config",
+    "check_route",
     "describe_role_groups",
     "freeze",
     "independent_layout",
@@ -109,6 +120,7 @@ __all__ = [
     "resolve_export_role",
     "rollout_registry",
     "rows_of_rank",
+    "settings_from_config",
     "shifted",
     "sigma_grid",
     "stop_steps",

@@ -1,4 +1,6 @@
-"""The loop: play a cycle of the plan's schedule, then commit it. Knows no tensor, no Ray, no model, no recipe.
+"""What happens in which order, and what is true after it? The loop that plays a cycle of the plan, then commits it.
+
+Knows no tensor, no Ray, no model, no recipe.
 
     request --> batch_provider.next --> executor.execute_phase --> exactly one step of each requested role
        (student once, then K times the fake score; in the warm-up the fake score only)
@@ -12,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from miles_dmd.errors import PhaseError, PlanError
-from miles_dmd.plan.frozen import count, instance
+from miles_dmd.plan.frozen import PlanTypeError, count, instance
 from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.schedule import PhaseRequest, PhaseResult, TrainerCounters, UpdateCycle
 
@@ -53,8 +55,8 @@ class DistillationTrainerController:
     def __init__(
         self,
         plan: DistillationPlan,
-        batch_provider: BatchProvider,
-        executor: DistillationPhaseExecutor,
+        batch_provider: BatchProvider | Any,
+        executor: DistillationPhaseExecutor | Any,
         hooks: DistillationTrainerHooks | Sequence[DistillationTrainerHooks] | None = None,
         counters: TrainerCounters | None = None,
         *,
@@ -64,10 +66,10 @@ class DistillationTrainerController:
         if hasattr(batch_provider, "execute_phase") and hasattr(executor, "next"):
             batch_provider, executor = executor, batch_provider  # both orders are in use; the parts tell them apart
         self.plan = instance("plan", plan, DistillationPlan)
-        self.batch_provider = instance("batch_provider", batch_provider, BatchProvider)
-        self.executor = instance("executor", executor, DistillationPhaseExecutor)
+        self.batch_provider: BatchProvider = _part("batch_provider", batch_provider, "next")
+        self.executor: DistillationPhaseExecutor = _part("executor", executor, "execute_phase")
         hooks = () if hooks is None else hooks if isinstance(hooks, Sequence) else (hooks,)
-        self.hooks = tuple(instance("a hook", hook, DistillationTrainerHooks) for hook in hooks)
+        self.hooks = tuple(_part("a hook", hook, "after_completed_step") for hook in hooks)
         self.observer = observer
         self.max_consecutive_skipped_cycles = count("max_consecutive_skipped_cycles", max_consecutive_skipped_cycles)
         self.skipped_cycles = 0
@@ -156,17 +158,15 @@ class DistillationTrainerController:
     def _fail(self, error: BaseException, committed: TrainerCounters) -> None:
         self._failure = f"{type(error).__name__}: {error}"
         if committed.completed_cycles > self._counters.completed_cycles:
-            error.add_note(
-                f"raised by a hook or observer after the commit of cycle {committed.completed_cycles} (step "
-                f"{committed.global_step}), of which an artefact may exist; the counters are back at step "
-                f"{self._counters.global_step}"
-            )
+            where = f"in a hook or observer of step {committed.global_step}, of which an artefact may exist"
+            error.add_note(f"raised {where}; the counters are back at step {self._counters.global_step}")
+            self._failure += f", {where}"
 
     def _refuse_if_failed(self) -> None:
         if self.failed:
             raise PhaseError(
-                f"this driver failed after step {self._counters.global_step} ({self._failure}) and cannot go on: models "
-                "and optimizers may have stepped since; restore the last completed-cycle checkpoint into a new driver"
+                f"this driver failed after step {self._counters.global_step} ({self._failure}); models may have moved "
+                "since, so it cannot go on: restore the last completed-cycle checkpoint into a new driver"
             )
 
     def reset(self) -> None:
@@ -210,6 +210,12 @@ class DistillationTrainerController:
                     f"{self.plan.name!r} make {due}; the checkpoint belongs to another schedule"
                 )
         return counters
+
+
+def _part(name: str, value: Any, method: str) -> Any:
+    if not callable(getattr(value, method, None)):
+        raise PlanTypeError(f"{name} must have a method {method}, got {type(value).__name__}")
+    return value
 
 
 def _steps(result: Any, request: PhaseRequest) -> bool:

@@ -18,6 +18,9 @@ InitializationSpec = Mapping[str, Any]
 DISTRIBUTION_MATCHING_ROLES = ("student", "student_ema", "teacher_score", "fake_score")
 _MANDATORY = {"data_requirements": "mode", "objective": "name", "rollout": "strategy", "initialization": "stage"}
 
+_TOGETHER = (("student", "student_ema"), ("teacher_score", "fake_score"))
+"""Roles that one trainer group computes in one pass."""
+
 
 class NotBuilt(PlanError, NotImplementedError):
     """A plan that can be declared and inspected, and that nothing here can run."""
@@ -121,14 +124,18 @@ def _check_phases(plan: DistillationPlan) -> None:
 def unsupported(plan: DistillationPlan) -> tuple[str, ...]:
     """What a run of this plan would need that is not built; empty where it can run."""
     layout = plan.role_layout
-    provider, mode, stage = layout.score_transport.provider, plan.data_requirements["mode"], plan.initialization["stage"]
+    mode, stage = plan.data_requirements["mode"], plan.initialization["stage"]
     shared = [g.name for g in layout.groups if g.storage != "independent_module" and len(layout.roles_of(g.name)) > 1]
+    apart = [
+        pair for pair in _TOGETHER if {*pair} <= {*layout.roles} and len({plan.group_of(role) for role in pair}) > 1
+    ]
     missing = {
         "the causal data plane (capability 'autoregressive')": "autoregressive" in plan.required_capabilities,
-        f"the remote score transport {provider!r}": provider != "colocated",
+        f"the score transport {layout.score_transport.provider!r}": layout.score_transport.provider != "colocated",
         "standalone placement of a role group": any(group.placement == "standalone" for group in layout.groups),
         f"the initialization stage {stage!r}": stage != "base",
-        f"adapters on the shared base of group {', '.join(shared)} (role_storage='actor_critic' runs)": bool(shared),
+        f"adapters on the shared base of {shared} (independent modules run: role_storage='actor_critic')": bool(shared),
+        f"the roles {apart} in separate groups": bool(apart),
         f"the data mode {mode!r}": mode != "prompts",
         "a discriminator": "discriminator" in layout.roles,
     }

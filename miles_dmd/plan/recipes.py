@@ -14,6 +14,8 @@ from miles_dmd.plan.schedule import UpdatePhaseSpec, UpdateSchedule
 
 T = TypeVar("T")
 
+Partition = Mapping[str, Mapping[str, tuple[str, ...]]]
+TRAINED = ("student", "fake_score", "discriminator")
 SETTINGS = (
     "model_path",
     "fake_update_ratio",
@@ -95,32 +97,32 @@ class Recipe:
     rollouts: ClassVar[tuple[str, ...]]
     stage: ClassVar[str] = "base"
     capabilities: ClassVar[frozenset[str]] = frozenset({"distribution_matching"})
-    partitions: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]]
+    partitions: ClassVar[Partition]
     """role_storage -> group -> its roles, in order; ``colocated_independent`` splits the first of them."""
     default_ratio: ClassVar[int] = 5
     default_export: ClassVar[str] = "student_ema"
 
     def build(self, config: Any) -> DistillationPlan:
         """``config`` is a mapping or has attributes; keys are SETTINGS and ``<group>_model_path``."""
-        profile = _read(config, "profile", next(iter(self.profiles)))
+        profile = read(config, "profile", next(iter(self.profiles)))
         choice(f"profile of recipe {self.name!r}", profile, self.profiles)
-        mode = _read(config, "data_mode", self.profiles[profile])
+        mode = read(config, "data_mode", self.profiles[profile])
         choice(f"data_mode of recipe {self.name!r} with profile {profile!r}", mode, (self.profiles[profile],))
-        rollout = _read(config, "rollout_strategy", self.rollouts[0])
+        rollout = read(config, "rollout_strategy", self.rollouts[0])
         return DistillationPlan(
             name=self.name,
             version=1,
             role_layout=self.layout(config, profile),
             data_requirements={"mode": mode},
-            objective={"name": self.objective, "profile": profile} | self._roles_read(),
+            objective={"name": self.objective, "profile": profile} | self._rolesread(),
             rollout={"strategy": choice(f"rollout_strategy of recipe {self.name!r}", rollout, self.rollouts)},
             initialization={"stage": self.stage} | ({"requires_provenance": True} if self.stage != "base" else {}),
             update_schedule=self.schedule(config, profile),
-            export=ExportSpec(_read(config, "export_role", self.default_export)),
+            export=ExportSpec(read(config, "export_role", self.default_export)),
             required_capabilities=self.required(profile),
         )
 
-    def _roles_read(self) -> dict[str, Any]:
+    def _rolesread(self) -> dict[str, Any]:
         return {"roles": self.objective_roles} if self.objective_roles else {}
 
     def required(self, profile: str) -> frozenset[str]:
@@ -131,18 +133,18 @@ class Recipe:
 
     def schedule(self, config: Any, profile: str) -> UpdateSchedule:
         """The student once, then K updates of the fake score; the warm-up is the fake-score phase alone."""
-        ratio = count("fake_update_ratio", _read(config, "fake_update_ratio", self.default_ratio), 1)
-        warmup = count("fake_warmup_cycles", _read(config, "fake_warmup_cycles", 0))
+        ratio = count("fake_update_ratio", read(config, "fake_update_ratio", self.default_ratio), 1)
+        warmup = count("fake_warmup_cycles", read(config, "fake_warmup_cycles", 0))
         student = UpdatePhaseSpec("student", trainable_roles=("student",), update_ema=True)
         fake = UpdatePhaseSpec("fake_score", repeats=ratio, trainable_roles=self.fake_roles(profile))
         return UpdateSchedule((student, fake), (fake,) if warmup else (), warmup)
 
     def layout(self, config: Any, profile: str) -> RoleLayoutSpec:
         known = (*self.partitions, "colocated_independent")
-        storage = choice(f"role_storage of recipe {self.name!r}", _read(config, "role_storage", known[0]), known)
+        storage = choice(f"role_storage of recipe {self.name!r}", read(config, "role_storage", known[0]), known)
         groups = self.partitions.get(storage, self.partitions[known[0]])
         _refuse_unknown_settings(config, self.name, groups)
-        paths = {group: _read(config, _path_key(group), _read(config, "model_path", "")) for group in groups}
+        paths = {group: read(config, _path_key(group), read(config, "model_path", "")) for group in groups}
         if extra := [role for role in self.fake_roles(profile) if role not in sum(groups.values(), ())]:
             home = next(group for group, roles in groups.items() if "fake_score" in roles)
             groups = {**groups, home: (*groups[home], *extra)}
@@ -150,7 +152,8 @@ class Recipe:
         return independent_layout(layout) if storage == "colocated_independent" else layout
 
 
-def _read(config: Any, key: str, default: Any) -> Any:
+def read(config: Any, key: str, default: Any = None) -> Any:
+    """One setting of a mapping or of an object with attributes; None counts as absent."""
     value = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
     return default if value is None else value
 
@@ -192,9 +195,6 @@ def partition_layout(
     )
 
 
-TRAINED = ("student", "fake_score", "discriminator")
-
-
 def independent_layout(layout: RoleLayoutSpec) -> RoleLayoutSpec:
     """The same roles, each in a group and a module of its own."""
     refs = {group.name: group.model_ref for group in layout.groups}
@@ -205,11 +205,11 @@ def independent_layout(layout: RoleLayoutSpec) -> RoleLayoutSpec:
 
 
 _SCORES, _STUDENTS = ("teacher_score", "fake_score"), ("student", "student_ema")
-_ONE_MODEL = {
+_ONE_MODEL: Partition = {
     "shared_base_adapters": {"base": (*_SCORES, *_STUDENTS)},
     "actor_critic": {"critic": _SCORES, "actor": _STUDENTS},
 }
-_TWO_MODELS = {"shared_base_adapters": {"bidirectional_base": _SCORES, "causal_base": _STUDENTS}}
+_TWO_MODELS: Partition = {"shared_base_adapters": {"bidirectional_base": _SCORES, "causal_base": _STUDENTS}}
 
 
 @recipe_registry.register("dmd")
@@ -218,7 +218,7 @@ class DMDRecipe(Recipe):
     objective = "dmd"
     profiles: ClassVar = {"paper": "regression_pairs"}
     rollouts = ("one_step",)
-    partitions: ClassVar = _ONE_MODEL
+    partitions: ClassVar[Partition] = _ONE_MODEL
     default_ratio = 1
 
 
@@ -230,7 +230,7 @@ class DMD2Recipe(Recipe):
     objective = "dmd2"
     profiles: ClassVar = {"distribution_only": "prompts", "paper": "prompt_and_real_latent"}
     rollouts = ("ode_euler", "consistency_renoise", "backward_simulated")
-    partitions: ClassVar = _ONE_MODEL
+    partitions: ClassVar[Partition] = _ONE_MODEL
 
     def required(self, profile: str) -> frozenset[str]:
         return self.capabilities | ({"adversarial"} if profile == "paper" else set())
@@ -247,7 +247,7 @@ class CausVidRecipe(Recipe):
     rollouts = ("teacher_forced_causal",)
     stage = "ode_regression"
     capabilities = frozenset({"distribution_matching", "autoregressive"})
-    partitions: ClassVar = _TWO_MODELS
+    partitions: ClassVar[Partition] = _TWO_MODELS
 
 
 @recipe_registry.register("self_forcing")
@@ -267,7 +267,7 @@ class OnPolicyDistillationRecipe(Recipe):
     profiles: ClassVar = {"on_policy": "prompts"}
     rollouts = ("on_policy_tokens",)
     capabilities = frozenset({"token_matching"})
-    partitions: ClassVar = {"actor_critic": {"teacher": ("teacher_score",), "actor": ("student",)}}
+    partitions: ClassVar[Partition] = {"actor_teacher": {"teacher": ("teacher_score",), "actor": ("student",)}}
     default_export = "student"
 
     def fake_roles(self, profile: str) -> tuple[str, ...]:
@@ -275,7 +275,7 @@ class OnPolicyDistillationRecipe(Recipe):
 
     def schedule(self, config: Any, profile: str) -> UpdateSchedule:
         for key in ("fake_update_ratio", "fake_warmup_cycles"):
-            if value := _read(config, key, None):
+            if value := read(config, key, None):
                 raise PlanError(f"recipe {self.name!r} has no fake score; drop {key}={value!r}")
         return UpdateSchedule((UpdatePhaseSpec("student", trainable_roles=("student",)),))
 
