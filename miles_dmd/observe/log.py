@@ -1,0 +1,47 @@
+"""How do log lines look? One line a record on standard error, and third parties only when something is wrong."""
+
+import logging
+import sys
+from typing import Any, TextIO
+
+LEVELS = ("debug", "info", "warning", "error")
+LOUD = (
+    "accelerate", "diffusers", "filelock", "fsspec", "httpcore", "httpx", "huggingface_hub", "matplotlib", "PIL",
+    "ray", "tensorboard", "torch", "transformers", "urllib3", "wandb",
+)  # fmt: skip
+
+
+def setup_logging(level: str = "info") -> None:
+    """Root logger to standard error at ``level``; at "info" the LOUD ones start at warning. May be called again.
+
+    Raises ValueError for a level that is not in LEVELS.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"unknown log level {level!r}: one of {', '.join(LEVELS)}")
+    handler = StandardError()
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"))
+    root = logging.getLogger()
+    root.handlers[:] = [other for other in root.handlers if not isinstance(other, StandardError)] + [handler]
+    root.setLevel(level.upper())
+    for name in LOUD:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level) if level != "debug" else logging.INFO)
+    logging.captureWarnings(True)
+
+
+class OneLine(logging.Formatter):
+    """A message of several lines becomes one; a traceback keeps its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = " | ".join(line.strip() for line in record.message.splitlines() if line.strip())
+        return super().formatMessage(record)
+
+
+class StandardError(logging.StreamHandler[Any]):
+    """Writes to whatever ``sys.stderr`` is at that moment: a progress bar may have taken its place."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr

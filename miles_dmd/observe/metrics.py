@@ -1,0 +1,132 @@
+"""Which numbers did a cycle leave, and where do they stand? One JSON object a line, appended as cycles are committed.
+
+    {"format": 1, "kind": "miles_dmd.metrics"}
+    {"cycle": 1, "global_step": 0, "seconds": 1.2, "critic/loss": 0.31, "critic/loss.0": 0.35, ...}
+
+Strict JSON has no NaN: a number that is not finite is written as null and read back as NaN.
+"""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from miles_dmd.errors import FormatError
+
+FORMAT = 1
+KIND = "miles_dmd.metrics"
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """Appends rows to a metrics file; each is handed to the system at once, so kill -9 costs at most a torn last line.
+
+    A file that is there is continued: its torn last line is cut off first, and a row of an earlier cycle (a run resumed
+    from a checkpoint) takes the place of what was written after it. Raises FormatError for a file of another kind.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            _cut_torn_line(self.path)
+        fresh = not self.path.exists() or self.path.stat().st_size == 0
+        if not fresh:
+            read_metrics(self.path)
+        self._file = self.path.open("ab", buffering=0)
+        if fresh:
+            self._append({"format": FORMAT, "kind": KIND})
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """``row`` needs a whole number ``cycle``; its values are numbers. Raises ValueError for a row without one."""
+        if type(row.get("cycle")) is not int:
+            raise ValueError(f"a row of metrics needs its cycle, a whole number; got {row.get('cycle')!r}")
+        self._append({name: _as_json(value) for name, value in row.items()})
+
+    def close(self) -> None:
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+
+
+def read_metrics(path: str | Path) -> list[dict[str, float]]:
+    """The rows in order of their cycles. A torn last line is left out with a warning; of a cycle told twice, by a run
+    that was resumed, the later row counts. Raises FormatError for another kind of file, a newer format, a broken line.
+    """
+    *lines, tail = Path(path).read_bytes().split(b"\n")
+    if tail:
+        logger.warning("%s: the last line is torn (the run was killed while writing it); it is left out", path)
+    records = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    if not records or records[0].get("kind") != KIND:
+        raise FormatError(f"{path}: not a metrics file (its first line must say {KIND!r})")
+    if records[0].get("format") != FORMAT:
+        raise FormatError(f"{path}: metrics of format {records[0].get('format')!r}; this version reads format {FORMAT}")
+    return _without_superseded(records[1:])
+
+
+def flatten(phase_metrics: Mapping[str, Sequence[Mapping[str, float]]], groups: Mapping[str, str]) -> dict[str, float]:
+    """{"student": ({"loss": .1},), "fake_score": (K of them)} -> {"actor/loss": .1, "critic/loss": mean of K, ...}
+
+    ``groups`` maps a phase's kind to its group: {"student": "actor", "fake_score": "critic"}. Over the repeats of a
+    phase times and counts add up (``*seconds``, ``nonfinite``, ``num_*``), of ``peak_*`` the highest counts, of ``lr``
+    and ``ema_decay`` the last; all others are means and keep each repeat as ``<group>/<name>.<repeat>``. A name with a
+    slash is taken as it is. Raises KeyError for a kind that ``groups`` does not name.
+    """
+    flat: dict[str, float] = {}
+    for kind, repeats in phase_metrics.items():
+        for name in dict.fromkeys(name for repeat in repeats for name in repeat):
+            key = name if "/" in name else f"{groups[kind]}/{name}"
+            flat |= _over_repeats(key, [repeat[name] for repeat in repeats if name in repeat])
+    return flat
+
+
+def _over_repeats(key: str, values: Sequence[float]) -> dict[str, float]:
+    name = key.rsplit("/", 1)[-1]
+    if name.endswith("seconds") or name == "nonfinite" or name.startswith("num_"):
+        return {key: sum(values)}
+    if name.startswith("peak_"):
+        return {key: max(values)}
+    if name in ("lr", "ema_decay"):
+        return {key: values[-1]}
+    each = {f"{key}.{repeat}": value for repeat, value in enumerate(values)} if len(values) > 1 else {}
+    return {key: sum(values) / len(values)} | each
+
+
+def _as_json(value: Any) -> int | float | None:
+    if type(value) is int:
+        return value
+    number = float(value)  # numpy's and torch's scalars too
+    return number if math.isfinite(number) else None
+
+
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        raise FormatError(f"{where}: not JSON; the file is damaged") from None
+    if not isinstance(record, dict):
+        raise FormatError(f"{where}: not a JSON object; the file is damaged")
+    return {name: math.nan if value is None else value for name, value in record.items()}
+
+
+def _without_superseded(rows: Iterable[dict[str, float]]) -> list[dict[str, float]]:
+    kept: list[dict[str, float]] = []
+    for row in rows:
+        while kept and kept[-1]["cycle"] >= row["cycle"]:
+            kept.pop()
+        kept.append(row)
+    return kept
+
+
+def _cut_torn_line(path: Path) -> None:
+    whole = path.read_bytes().rfind(b"\n") + 1
+    if whole < path.stat().st_size:
+        logger.warning("%s: the last line is torn; it is cut off", path)
+        os.truncate(path, whole)

@@ -1,0 +1,187 @@
+"""What do the samples look like, and how did the numbers go? A grid of samples and curves, as PNG files."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from miles_dmd.files import atomic_write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy import ndarray
+
+INK, MUTED, GRID = "#1f2933", "#7b8794", "#e4e7eb"
+COLOURS = ("#2563a8", "#d9822b", "#3a8f5c", "#b5446e", "#7557a6", "#8c6d46", "#9aa5b1")
+TIME_PREFIX = "time/"
+"""Rows hold the seconds of each phase of their cycle as ``time/<phase>``."""
+
+PANELS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
+    ("Losses", ("actor/loss", "critic/loss"), True),
+    ("Gap between teacher and critic", ("actor/teacher_critic_gap",), False),
+    ("Gradient norms", ("actor/grad_norm", "critic/grad_norm"), True),
+    ("Normaliser", ("actor/normalizer",), False),
+    ("Drift from the rollout's sample", ("actor/rollout_drift",), True),
+)
+"""(title, metric names, whether the axis is logarithmic)"""
+
+
+def sample_grid(
+    images: "ndarray", path: str | Path, labels: Sequence[str] = (), columns: int | None = None, title: str = ""
+) -> None:
+    """``images`` [N, H, W, 3] uint8 in rows of ``columns`` (a near-square grid without), each under its label.
+
+    Small images are enlarged by whole pixels, so that they stay sharp; the PNG is at most about 2,000 pixels wide.
+    Raises ValueError for another shape or dtype, no images, or a number of labels that differs from theirs.
+    """
+    if images.ndim != 4 or images.shape[-1] != 3 or str(images.dtype) != "uint8" or len(images) == 0:
+        raise ValueError(f"images must be [N, H, W, 3] uint8 with N > 0, got {images.shape} {images.dtype}")
+    if labels and len(labels) != len(images):
+        raise ValueError(f"{len(images)} images have {len(labels)} labels")
+    columns = min(len(images), columns or math.ceil(math.sqrt(len(images))))
+    rows = math.ceil(len(images) / columns)
+    height, width = images.shape[1:3]
+    cell = min(1.6, 18 / columns)  # inches: labels keep their size whatever the images have
+    tall = cell * height / width + (0.26 if labels else 0.06)
+    head = 0.45 if title else 0.1
+    figure = _figure(columns * (cell + 0.06) + 0.1, rows * tall + head)
+    grid = figure.add_gridspec(
+        rows, columns, left=0.05 / figure.get_figwidth(), right=1 - 0.05 / figure.get_figwidth(), wspace=0.04, hspace=0,
+        bottom=0.05 / figure.get_figheight(), top=1 - head / figure.get_figheight(),
+    )  # fmt: skip
+    for number, image in enumerate(images):
+        axes = figure.add_subplot(grid[number // columns, number % columns])
+        _image(axes, image, labels[number] if labels else "", cell)
+    if title:
+        figure.text(
+            0.08 / figure.get_figwidth(),
+            1 - 0.1 / figure.get_figheight(),
+            title,
+            size=11,
+            color=INK,
+            weight="bold",
+            va="top",
+        )
+    _save(figure, path)
+
+
+def curves(rows: Sequence[Mapping[str, float]], path: str | Path, title: str = "") -> None:
+    """Small multiples over cycles from read_metrics' ``rows``: PANELS of which there are numbers, and time by phase.
+
+    Raises ValueError for no rows.
+    """
+    if not rows:
+        raise ValueError("there are no metrics to draw: the run has no committed cycle")
+    panels = [panel for panel in PANELS if any(name in row for name in panel[1] for row in rows)]
+    phases = [name for name in dict.fromkeys(name for row in rows for name in row) if name.startswith(TIME_PREFIX)]
+    number = max(1, len(panels) + bool(phases))
+    columns = min(3, number)
+    lines = math.ceil(number / columns)
+    figure = _figure(4.4 * columns, 2.9 * lines + (0.4 if title else 0))
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12, wspace=0.02, hspace=0.04)
+    grid = figure.add_gridspec(lines, columns)
+    places = [figure.add_subplot(grid[index // columns, index % columns]) for index in range(number)]
+    for axes, (name, keys, log) in zip(places, panels, strict=False):
+        _curve_panel(axes, rows, name, keys, log)
+    if phases:
+        _time_panel(places[-1], rows, phases)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", size=12, color=INK, weight="bold")
+    _save(figure, path)
+
+
+def _curve_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], title: str, keys: Sequence[str], log: bool) -> None:
+    _dress(axes, title)
+    drawn = [key for key in keys if any(key in row for row in rows)]
+    for colour, key in zip(COLOURS, drawn, strict=False):
+        cycles, values = zip(*((row["cycle"], row[key]) for row in rows if key in row), strict=True)
+        faint = len(values) >= 40
+        label = key.split("/")[0]
+        axes.plot(
+            cycles,
+            values,
+            color=colour,
+            lw=0.8 if faint else 1.6,
+            alpha=0.3 if faint else 1,
+            label=None if faint else label,
+        )
+        if faint:
+            axes.plot(cycles, smoothed(values, window=len(values) // 20), color=colour, lw=1.8, label=label)
+    if log and all(row[key] > 0 for key in drawn for row in rows if key in row and math.isfinite(row[key])):
+        axes.set_yscale("log")
+    if len(drawn) > 1:
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best", handlelength=1.2)
+
+
+def _time_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], phases: Sequence[str]) -> None:
+    _dress(axes, "Seconds per cycle by phase")
+    cycles = [row["cycle"] for row in rows]
+    window = max(1, len(rows) // 20)
+    layers = [smoothed([row.get(phase, 0.0) for row in rows], window) for phase in phases]
+    labels = [phase.removeprefix(TIME_PREFIX).replace("_", " ") for phase in phases]
+    axes.stackplot(cycles, layers, labels=labels, colors=COLOURS[: len(phases)], alpha=0.9, lw=0)
+    axes.set_ylim(bottom=0)
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(
+        handles[::-1],
+        names[::-1],
+        frameon=False,
+        fontsize=7.5,
+        labelcolor=INK,
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+        handlelength=1,
+    )
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """Mean over the last ``window`` finite values: what the eye should follow."""
+    found: list[float] = []
+    for end in range(1, len(values) + 1):
+        recent = [value for value in values[max(0, end - window) : end] if math.isfinite(value)]
+        found.append(math.fsum(recent) / len(recent) if recent else math.nan)
+    return found
+
+
+def _figure(width: float, height: float) -> "Figure":
+    # no pyplot: it holds figures for ever and picks a backend that may want a display
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=110, facecolor="white")
+
+
+def _image(axes: "Axes", image: "ndarray", label: str, cell: float) -> None:
+    axes.imshow(image, interpolation="nearest" if max(image.shape) <= 128 else "antialiased", aspect="equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    if label:
+        axes.set_title(shortened(label, int(cell * 13)), size=7.5, color=MUTED, pad=3)
+
+
+def shortened(label: str, length: int) -> str:
+    """At most ``length`` characters: the beginning, cut at a word where that leaves most of it."""
+    if len(label) <= length:
+        return label
+    cut = label[: length - 1]
+    at_word = cut.rsplit(" ", 1)[0]
+    return (at_word if len(at_word) > length // 2 else cut).rstrip(" ,;:") + "…"
+
+
+def _dress(axes: "Axes", title: str) -> None:
+    axes.set_title(title, loc="left", size=10, color=INK)
+    axes.set_xlabel("cycle", size=8, color=MUTED)
+    axes.tick_params(labelsize=8, colors=MUTED, length=0)
+    axes.grid(color=GRID, lw=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.01)
+    axes.spines[:].set_visible(False)
+    axes.spines["bottom"].set(visible=True, color=GRID)
+
+
+def _save(figure: "Figure", path: str | Path) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    atomic_write_bytes(path, buffer.getvalue())

@@ -1,0 +1,109 @@
+"""How far is the run, and when will it be done? A bar in a terminal, a line now and then in a file."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichBar
+
+MAIN_METRICS = ("actor/loss", "critic/loss", "actor/teacher_critic_gap", "actor/grad_norm", "critic/grad_norm")
+"""Shown where a cycle has them."""
+
+
+class Progress:
+    """A context manager over the cycles of a run: ``advance(row)`` after each, with that cycle's metrics.
+
+    In a terminal, a bar with elapsed time, time left and the ``shown`` metrics. Elsewhere a line a cycle, at most one
+    every ``min_seconds`` (the first and the last always), so that a log file stays readable. Time left is estimated
+    over the last cycles: those of the warm-up have no student phase and are shorter.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        done: int = 0,
+        shown: Sequence[str] = MAIN_METRICS,
+        stream: TextIO | None = None,
+        min_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total, self.done, self.shown, self.min_seconds = total, done, tuple(shown), min_seconds
+        self._stream, self._clock = stream or sys.stderr, clock
+        self._times = [clock()]
+        self._printed = -math.inf
+        self._bar: RichBar | None = None
+
+    def __enter__(self) -> Self:
+        if self._stream.isatty():
+            self._bar = _rich_bar(self._stream)
+            self._task = self._bar.add_task("", total=self.total, completed=self.done, left="--:--", metrics="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, row: Mapping[str, float]) -> None:
+        """One more cycle is committed; ``row`` holds its metrics."""
+        self.done += 1
+        self._times = [*self._times[-20:], self._clock()]
+        if self._bar is not None:
+            self._bar.update(
+                self._task, completed=self.done, left=clock_time(self.seconds_left), metrics=self._metrics(row)
+            )
+        elif self.done == self.total or self._clock() - self._printed >= self.min_seconds:
+            self._printed = self._clock()
+            print(self._line(row), file=self._stream, flush=True)
+
+    @property
+    def seconds_a_cycle(self) -> float:
+        """Mean over the last 20 cycles."""
+        return (self._times[-1] - self._times[0]) / max(1, len(self._times) - 1)
+
+    @property
+    def seconds_left(self) -> float:
+        return (self.total - self.done) * self.seconds_a_cycle
+
+    def _line(self, row: Mapping[str, float]) -> str:
+        parts = [f"cycle {self.done}/{self.total}", self._metrics(row)]
+        parts += [f"{self.seconds_a_cycle:.2f} s/cycle", f"{clock_time(self.seconds_left)} left"]
+        return "  ".join(part for part in parts if part)
+
+    def _metrics(self, row: Mapping[str, float]) -> str:
+        return "  ".join(f"{name} {number(row[name])}" for name in self.shown if name in row)
+
+
+def clock_time(seconds: float) -> str:
+    """75 -> "1:15", 3675 -> "1:01:15"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: float) -> str:
+    """Four digits: 0.1234, 12.34, 1.2e-05."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:#.4g}".rstrip(".") if 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"
+
+
+def _rich_bar(stream: TextIO) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichBar
+
+    columns = [
+        TextColumn("cycle"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("[cyan]{task.fields[left]} left[/]"),
+        TextColumn("[dim]{task.fields[metrics]}[/]"),
+    ]
+    return RichBar(*columns, console=Console(file=stream), refresh_per_second=4)
