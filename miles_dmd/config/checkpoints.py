@@ -34,7 +34,9 @@ def require_pipeline(directory: Path, pipeline: str, components: Sequence[str]) 
     if not directory.is_dir():
         raise ConfigError(f"is no directory; download one: hf download REPOSITORY --local-dir {directory}")
     if not (directory / "model_index.json").is_file():
-        raise ConfigError("is not a diffusers pipeline (no model_index.json); name the folder that save_pretrained wrote")
+        raise ConfigError(
+            "is not a diffusers pipeline (no model_index.json); name the folder that save_pretrained wrote"
+        )
     index = read_json(directory / "model_index.json")
     if index.get("_class_name") != pipeline:
         raise ConfigError(f"is a {index.get('_class_name')}, not a {pipeline}; name one, or another --model-family")

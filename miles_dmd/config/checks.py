@@ -1,14 +1,170 @@
-"""Which arguments cannot stand together, and which files they need: one small rule each."""
+"""Which arguments cannot stand together, and what they need on disk: one small rule each, before anything starts."""
 
-from miles_dmd import registry
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
+from miles_dmd.config.checkpoints import require_pipeline, require_weights
+from miles_dmd.config.flags import flag_name
+from miles_dmd.config.presets import shipped
+from miles_dmd.config.runs import check_save
+from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
+from miles_dmd.config.values import checked, kinds
+from miles_dmd.errors import ConfigError, PlanError
 
 
 def check_args(args: Args) -> None:
-    """Raises ConfigError for the first rule that is broken."""
+    """Raises ConfigError, one line, for the first rule that is broken. Writes nothing, imports no torch."""
+    for rule in RULES:
+        rule(args)
 
 
-def matches_distributions(loss_name: str) -> bool:
-    """Whether the loss type's plan is one of distribution matching."""
-    plan = registry.load("losses", loss_name).plan(Args(loss_type=loss_name, hf_checkpoint="unnamed"))
-    return "distribution_matching" in plan.required_capabilities
+def check_required(args: Args) -> None:
+    missing = [flag_name(name) for name in ("hf_checkpoint", "prompt_data") if getattr(args, name) is None]
+    if missing:
+        preset = f"--config {shipped()[0]}" if shipped() else "--config PRESET"
+        raise ConfigError(
+            f"--loss-type {args.loss_type} needs {' and '.join(missing)} (a pipeline directory to start from, a file "
+            f"of prompts); or start from a preset: {preset}"
+        )
+
+
+def check_values(args: Args) -> None:
+    """For Args that no command line made."""
+    for arguments in (args, args.loss_options):
+        for name, kind in kinds(type(arguments)).items():
+            checked(kind, getattr(arguments, name), flag_name(name))
+
+
+def check_plugins(args: Args) -> None:
+    registry.load("models", args.model_family)
+    registry.load("engines", args.rollout_engine)
+    for trainer in compute_trainer_configs(args):
+        registry.load("roles", trainer.role)
+
+
+def check_overrides(args: Args) -> None:
+    for _ in _trainers(args):
+        pass
+
+
+def check_loss_options(args: Args) -> None:
+    loss_type = registry.load("losses", args.loss_type)
+    loss_type.check(args)
+    for _, own in _trainers(args):
+        loss_type.check(own)
+
+
+def check_plan(args: Args) -> None:
+    try:
+        registry.load("losses", args.loss_type).plan(args)
+    except PlanError as error:
+        raise ConfigError(_in_flags(str(error), args)) from error
+
+
+def check_one_step_a_phase(args: Args) -> None:
+    """A second step would train on scores of a student that no longer exists, and a phase reports exactly one."""
+    for role, own in _trainers(args):
+        if own.num_steps_per_rollout != 1:
+            raise ConfigError(
+                f"{_flag(args, role, 'num_steps_per_rollout')} {own.num_steps_per_rollout} must be 1 for the {role}: a "
+                "phase is one optimizer step, and scores of the student's samples hold for one only"
+            )
+
+
+def check_batch_divides(args: Args) -> None:
+    ranks = {role: own.num_trainer_ranks for role, own in _trainers(args)}
+    size, step = args.rollout_batch_size, math.lcm(*ranks.values())
+    if size % step:
+        below, above = size // step * step, (size // step + 1) * step
+        nearest = above if not below or above - size < size - below else below
+        who = next(role for role, count in ranks.items() if size % count)
+        raise ConfigError(
+            f"--rollout-batch-size {size} must divide by the ranks of every trainer, and the {who} has {ranks[who]} "
+            f"({_flag(args, who, 'num_trainer_ranks')}); the nearest that does is {nearest}"
+        )
+
+
+def check_checkpoints(args: Args) -> None:
+    for role, own in _trainers(args):
+        family = registry.load("models", own.model_family)
+        for argument in dict.fromkeys(registry.load("roles", role).checkpoints.values()):
+            path = getattr(own, argument)
+            flag = _flag(args, role, _source(own, argument))
+            try:
+                require_pipeline(Path(path), family.pipeline, family.components)
+                if not args.dry_run:
+                    require_weights(Path(path) / family.network_component)
+            except ConfigError as error:
+                raise ConfigError(f"{flag} {path}: {error}") from error
+
+
+def check_pixels(args: Args) -> None:
+    family, checkpoint = registry.load("models", args.model_family), Path(args.hf_checkpoint or "")
+    step = family.pixel_multiple(checkpoint)
+    longest = getattr(family, "max_pixels", lambda _: math.inf)(checkpoint)
+    for flag, pixels in (("--height", args.height), ("--width", args.width)):
+        if pixels is not None and pixels % step:
+            nearest = max(round(pixels / step), 1) * step
+            raise ConfigError(
+                f"{flag} {pixels} must be a multiple of {step} for {checkpoint}; the nearest is {nearest}"
+            )
+        if pixels is not None and pixels > longest:
+            raise ConfigError(f"{flag} {pixels} is more than {checkpoint} has positions for; at most {longest}")
+
+
+def check_prompts(args: Args) -> None:
+    prompts.read_prompts(args.prompt_data or "")
+
+
+def check_load(args: Args) -> None:
+    for role, own in _trainers(args):
+        if own.load is not None:
+            flag = _flag(args, role, "load")
+            raise ConfigError(
+                f"{flag} {own.load}: going on from a checkpoint is not built; drop {flag} to start afresh"
+            )
+
+
+RULES: tuple[Callable[[Args], None], ...] = (
+    check_required,
+    check_values,
+    check_plugins,
+    check_overrides,
+    check_loss_options,
+    check_plan,
+    check_one_step_a_phase,
+    check_batch_divides,
+    check_checkpoints,
+    check_pixels,
+    check_prompts,
+    check_load,
+    check_save,
+)
+"""In order: what comes first makes sense of what comes after."""
+
+
+def _trainers(args: Args) -> Iterator[tuple[str, Args]]:
+    return ((trainer.role, compute_trainer_args(args, trainer)) for trainer in compute_trainer_configs(args))
+
+
+def _flag(args: Args, role: str, argument: str) -> str:
+    """The flag that gave this trainer its value."""
+    own = {trainer.role: trainer.overrides for trainer in args.trainers}.get(role, {})
+    return flag_name(argument, role if argument in own else "")
+
+
+def _source(args: Args, argument: str) -> str:
+    """The argument that a role's checkpoint comes from: teacher_path is one of two."""
+    if argument in kinds(Args):
+        return argument
+    return "teacher_checkpoint" if args.teacher_checkpoint else "hf_checkpoint"
+
+
+def _in_flags(message: str, args: Args) -> str:
+    """A plan speaks of its settings; the user wrote flags."""
+    for name in sorted(kinds(type(args.loss_options)), key=len, reverse=True):
+        message = message.replace(name, flag_name(name))
+    return f"--loss-type {args.loss_type}: {message}"

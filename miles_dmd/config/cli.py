@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args
-from miles_dmd.config.checks import check_args, matches_distributions
+from miles_dmd.config.checks import check_args
 from miles_dmd.config.flags import LOSS, RUN, Flag, Given, flag_name, flags_of, per_trainer
-from miles_dmd.config.nested import check_route
+from miles_dmd.config.nested import NOTHING, check_nested
 from miles_dmd.config.presets import Preset, read_preset
 from miles_dmd.config.trainers import TrainerConfig
 from miles_dmd.config.values import from_text, kinds
@@ -37,7 +37,8 @@ def parse_flags(argv: Sequence[str] | None = None) -> Args:
     preset = read_preset(config) if config is not None else Preset()
     loss_name = _loss_name(loss_flag, preset)
     loss_type = registry.load("losses", loss_name)
-    check_route(preset.route, loss_name, matches_distributions(loss_name))
+    if preset.nested is not NOTHING:
+        check_nested(preset.nested, loss_name, loss_type.plan(Args(loss_type=loss_name, hf_checkpoint="unnamed")))
     flags = flags_of(loss_name, loss_type.options, loss_type.roles)
     from_flags = _given(words, flags, loss_name, loss_type.roles)
     given = preset.given(flags, loss_name, loss_type.roles).under(from_flags)

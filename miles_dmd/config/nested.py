@@ -1,21 +1,22 @@
 """The nested way to write a preset, translated once into arguments.
 
-    algorithm: {trainer_type: distillation}
-    actor_rollout_ref: {model: {path: DIR}}
-    distillation:
-      enabled: false
-      distribution_matching: {recipe: dmd2, fake_update_ratio: 5, rollout_strategy: ode_euler}
+algorithm: {trainer_type: distillation}
+actor_rollout_ref: {model: {path: DIR}}
+distillation:
+  enabled: false
+  distribution_matching: {recipe: dmd2, fake_update_ratio: 5, rollout_strategy: ode_euler, fake_lr: 4.0e-6}
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from miles_dmd.errors import ConfigError
+from miles_dmd.plan import TRAINER_TYPES, DistillationPlan
 from miles_dmd.registry import nearest
 
+DEFAULT_RECIPE = "dmd2"
 KEYS = ("algorithm", "actor_rollout_ref", "distillation")
-TRAINER_TYPES = ("distillation",)
 SOLVERS = {"consistency_renoise": "renoise", "backward_simulated": "renoise", "ode_euler": "euler"}
 """rollout_strategy -> --solver. DMD2's backward simulation is sampling by re-noising."""
 ONLY = {
@@ -24,54 +25,81 @@ ONLY = {
     "export_role": "student_ema",
     "role_storage": "actor_critic",
 }
-"""Settings of distribution_matching that have one value here; null stands for it."""
+"""Settings of which one value can run."""
+SHARED = {
+    "recipe": "loss_type",
+    "model_path": "hf_checkpoint",
+    "rollout_strategy": "solver",
+    **{name: name for name in ("fake_update_ratio", "fake_warmup_cycles", "ema_decay", "ema_start_step")},
+}
+"""setting -> argument of all trainers."""
+OF_TRAINER = {
+    "student_micro_batch_size": ("actor", "micro_batch_size"),
+    "actor_model_path": ("actor", "hf_checkpoint"),
+    "critic_model_path": ("critic", "hf_checkpoint"),
+    "fake_micro_batch_size": ("critic", "micro_batch_size"),
+    "fake_lr": ("critic", "lr"),
+    "fake_weight_decay": ("critic", "weight_decay"),
+    "fake_clip_grad": ("critic", "clip_grad"),
+    "fake_lr_scheduler": ("critic", "lr_scheduler"),
+}
+"""setting -> (trainer, argument of that one alone)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """What a preset says of the kind of distillation, before its loss type is known."""
+class Nested:
+    """What the nested keys of a document ask for."""
 
-    distribution_matching: bool = False
-    """It asks for distribution matching."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """trainer -> arguments."""
+    capability: str | None = None
+    """What the trainer type requires of the loss type's plan; None where the loss type decides."""
     on_policy: bool = False
-    """It sets distillation.enabled, the switch of on-policy distillation."""
+    """distillation.enabled, the switch of on-policy distillation."""
     recipe: str | None = None
+    """As it is written; its default is not."""
     where: str = ""
 
 
-ANY_ROUTE = Route()
+NOTHING = Nested()
 
 
-def translate(document: Mapping[str, Any], where: str) -> tuple[dict[str, Any], Route]:
-    """(arguments, route) of the document's nested keys. Raises ConfigError."""
+def translate(document: Mapping[str, Any], where: str) -> Nested:
+    """Raises ConfigError for a key or a value that has no meaning here."""
     algorithm = mapping(document.get("algorithm"), f"{where}: algorithm", ("trainer_type",))
-    distillation = mapping(
-        document.get("distillation"), f"{where}: distillation", ("enabled", "distribution_matching")
-    )
-    settings = dict(mapping(distillation.get("distribution_matching"), f"{where}: distillation.distribution_matching"))
-    trainer_type = _trainer_type(algorithm, where)
-    asks = trainer_type is not None or distillation.get("distribution_matching") is not None
-    args = {**_checkpoint(document, where), **_settings(settings, where)}
-    if asks:
-        args.setdefault("loss_type", "dmd2")
-    return args, Route(asks, _enabled(distillation, where), settings.get("recipe"), where)
+    block = mapping(document.get("distillation"), f"{where}: distillation", ("enabled", "distribution_matching"))
+    has_settings = block.get("distribution_matching") is not None
+    settings = _settings(block.get("distribution_matching"), f"{where}: distillation.distribution_matching")
+    capability = _capability(algorithm.get("trainer_type") or ("distillation" if has_settings else None), where)
+    args = _checkpoint(document, where) | {SHARED[name]: value for name, value in settings.items() if name in SHARED}
+    if capability is not None:
+        args.setdefault("loss_type", DEFAULT_RECIPE)
+    overrides: dict[str, dict[str, Any]] = {}
+    for name, (role, argument) in OF_TRAINER.items():
+        if name in settings:
+            overrides.setdefault(role, {})[argument] = settings[name]
+    enabled = block.get("enabled")
+    if not isinstance(enabled, bool | None):
+        raise ConfigError(f"{where}: distillation.enabled {enabled!r} must be true or false")
+    return Nested(args, overrides, capability, bool(enabled), settings.get("recipe"), where)
 
 
-def check_route(route: Route, loss_name: str, matches_distributions: bool) -> None:
-    """Raises ConfigError where the chosen loss type is not of the kind that the preset asks for."""
-    if route.recipe is not None and route.recipe != loss_name:
+def check_nested(nested: Nested, loss_name: str, plan: DistillationPlan) -> None:
+    """Raises ConfigError where the chosen loss type is not of the kind that the document asks for."""
+    if nested.recipe is not None and nested.recipe != loss_name:
         raise ConfigError(
-            f"--loss-type {loss_name} disagrees with distribution_matching.recipe {route.recipe!r} of {route.where}; "
-            "drop one of them"
+            f"--loss-type {loss_name} disagrees with distribution_matching.recipe {nested.recipe!r} of {nested.where}; "
+            "drop one of the two"
         )
-    if route.distribution_matching and not matches_distributions:
+    if nested.capability is not None and nested.capability not in plan.required_capabilities:
         raise ConfigError(
-            f"--loss-type {loss_name} disagrees with {route.where}, whose algorithm.trainer_type 'distillation' means "
-            "distribution matching; drop one of them"
+            f"--loss-type {loss_name} disagrees with algorithm.trainer_type 'distillation' of {nested.where}, which is "
+            f"{nested.capability.replace('_', ' ')}; drop one of the two"
         )
-    if route.on_policy and matches_distributions:
+    if nested.on_policy and "distribution_matching" in plan.required_capabilities:
         raise ConfigError(
-            f"{route.where}: distillation.enabled true is the switch of on-policy distillation and must be false with "
+            f"{nested.where}: distillation.enabled true turns on-policy distillation on, and must be false with "
             f"distribution matching (--loss-type {loss_name})"
         )
 
@@ -90,21 +118,15 @@ def mapping(value: Any, where: str, known: Sequence[str] | None = None) -> Mappi
     return value
 
 
-def _trainer_type(algorithm: Mapping[str, Any], where: str) -> str | None:
-    value = algorithm.get("trainer_type")
-    if value is not None and value not in TRAINER_TYPES:
+def _capability(trainer_type: Any, where: str) -> str | None:
+    if trainer_type is None:
+        return None
+    if trainer_type not in TRAINER_TYPES:
         raise ConfigError(
-            f"{where}: algorithm.trainer_type {value!r} is not among {', '.join(TRAINER_TYPES)}; "
+            f"{where}: algorithm.trainer_type {trainer_type!r} is not among {', '.join(TRAINER_TYPES)}; "
             "leave it out, and the loss type decides"
         )
-    return value
-
-
-def _enabled(distillation: Mapping[str, Any], where: str) -> bool:
-    value = distillation.get("enabled")
-    if not isinstance(value, bool | None):
-        raise ConfigError(f"{where}: distillation.enabled {value!r} must be true or false")
-    return bool(value)
+    return TRAINER_TYPES[trainer_type]
 
 
 def _checkpoint(document: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -113,21 +135,16 @@ def _checkpoint(document: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"hf_checkpoint": model["path"]} if model.get("path") is not None else {}
 
 
-def _settings(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Names that arguments have are passed on; null means the default."""
-    where = f"{where}: distillation.distribution_matching"
-    args = {}
-    for name, value in settings.items():
-        if value is None:
-            continue
-        if name in ONLY:
-            if value != ONLY[name]:
-                raise ConfigError(f"{where}.{name} {value!r} cannot run here; there is {ONLY[name]!r}")
-        elif name == "rollout_strategy":
-            args["solver"] = _solver(value, where)
-        else:
-            args["loss_type" if name == "recipe" else name] = value
-    return args
+def _settings(block: Any, where: str) -> dict[str, Any]:
+    """The block's settings in our words; null is the default."""
+    given = mapping(block, where, (*SHARED, *OF_TRAINER, *ONLY))
+    settings = {name: value for name, value in given.items() if value is not None}
+    for name in settings.keys() & ONLY.keys():
+        if settings[name] != ONLY[name]:
+            raise ConfigError(f"{where}.{name} {settings[name]!r} cannot run here; there is {ONLY[name]!r}")
+    if "rollout_strategy" in settings:
+        settings["rollout_strategy"] = _solver(settings["rollout_strategy"], where)
+    return settings
 
 
 def _solver(value: Any, where: str) -> str:

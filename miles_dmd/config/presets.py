@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from miles_dmd.config import nested
 from miles_dmd.config.flags import LOSS, RUN, Flag, Given, per_trainer
+from miles_dmd.config.nested import KEYS, NOTHING, Nested, mapping, translate
 from miles_dmd.config.trainers import require_role
 from miles_dmd.config.values import checked
 from miles_dmd.errors import ConfigError, NotFound
@@ -32,7 +32,7 @@ class Preset:
     path: Path = Path()
     args: Mapping[str, Any] = field(default_factory=dict)
     trainers: Sequence[Mapping[str, Any]] = ()
-    route: nested.Route = nested.ANY_ROUTE
+    nested: Nested = NOTHING
 
     def given(self, flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> Given:
         """What it asks for. Raises ConfigError for a name or a value that ``flags`` do not have."""
@@ -43,7 +43,9 @@ class Preset:
         overrides: dict[str, Mapping[str, Any]] = {}
         for role, wishes in self._trainers():
             require_role(role, roles, loss_name, f"{self.path}: trainers")
-            overrides[role] = self._values(wishes, may_override, f"trainers.{role}", "nothing that a trainer reads alone")
+            overrides[role] = self._values(
+                wishes, may_override, f"trainers.{role}", "nothing that a trainer reads alone"
+            )
         of_loss = {name: value for name, value in values.items() if known[name].scope == LOSS}
         return Given({name: value for name, value in values.items() if name not in of_loss}, of_loss, overrides)
 
@@ -51,7 +53,9 @@ class Preset:
         for name in wishes:
             if name not in known:
                 raise ConfigError(f"{self.path}: {section}.{name} is {what}{nearest(name, known)}")
-        return {name: self._value(known[name], value, f"{self.path}: {section}.{name}") for name, value in wishes.items()}
+        return {
+            name: self._value(known[name], value, f"{self.path}: {section}.{name}") for name, value in wishes.items()
+        }
 
     def _value(self, flag: Flag, value: Any, where: str) -> Any:
         value = checked(flag.kind, value, where)
@@ -69,10 +73,12 @@ class Preset:
         rows = []
         for row in self.trainers:
             where = f"{self.path}: trainers"
-            row = _mapping(row, where, ("role", "overrides"))
+            row = mapping(row, where, ("role", "overrides"))
             if not isinstance(row.get("role"), str):
-                raise ConfigError(f"{where}: each trainer needs a role, as in {{role: critic, overrides: {{lr: 1.0e-5}}}}")
-            rows.append((row["role"], _mapping(row.get("overrides"), f"{where}.{row['role']}.overrides")))
+                raise ConfigError(
+                    f"{where}: each trainer needs a role, as in {{role: critic, overrides: {{lr: 1.0e-5}}}}"
+                )
+            rows.append((row["role"], mapping(row.get("overrides"), f"{where}.{row['role']}.overrides")))
         roles = [role for role, _ in rows]
         if twice := [role for role in roles if roles.count(role) > 1]:
             raise ConfigError(f"{self.path}: trainers names {twice[0]!r} twice; put its overrides together")
@@ -82,15 +88,16 @@ class Preset:
 def read_preset(name: str) -> Preset:
     """The preset called ``name``, or the YAML file at that path. Raises ConfigError, NotFound."""
     path = _find(name)
-    document = _mapping(_read(path), str(path), ("args", "trainers", *nested.KEYS))
-    args = _mapping(document.get("args"), f"{path}: args")
-    translated, route = nested.translate(document, str(path))
-    if twice := sorted(args.keys() & translated.keys()):
+    document = mapping(_read(path), str(path), ("args", "trainers", *KEYS))
+    args = mapping(document.get("args"), f"{path}: args")
+    nested = translate(document, str(path)) if any(key in document for key in KEYS) else NOTHING
+    if twice := sorted(args.keys() & nested.args.keys()):
         raise ConfigError(f"{path}: {twice[0]} stands under args and in the nested form; say it once")
     trainers = document.get("trainers") or []
     if not isinstance(trainers, list):
         raise ConfigError(f"{path}: trainers must be a list of {{role, overrides}}")
-    return Preset(path, {**args, **translated}, trainers, route)
+    rows = [*trainers, *({"role": role, "overrides": own} for role, own in nested.overrides.items())]
+    return Preset(path, {**args, **nested.args}, rows, nested)
 
 
 def shipped() -> list[str]:
@@ -131,7 +138,3 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-def _mapping(value: Any, where: str, known: Sequence[str] | None = None) -> Mapping[str, Any]:
-    return nested.mapping(value, where, known)
