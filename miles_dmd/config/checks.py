@@ -87,6 +87,15 @@ def check_batch_divides(args: Args) -> None:
         )
 
 
+def check_local(args: Args) -> None:
+    for role, own in _trainers(args):
+        if args.local and own.num_trainer_ranks != 1:
+            raise ConfigError(
+                f"{_flag(args, role, 'num_trainer_ranks')} {own.num_trainer_ranks} needs processes of its own, and --local "
+                "runs everything in this one; drop one of the two"
+            )
+
+
 def check_checkpoints(args: Args) -> None:
     for role, own in _trainers(args):
         family = registry.load("models", own.model_family)
@@ -137,6 +146,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_plan,
     check_one_step_a_phase,
     check_batch_divides,
+    check_local,
     check_checkpoints,
     check_pixels,
     check_prompts,

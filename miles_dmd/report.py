@@ -1,0 +1,224 @@
+"""What will this run do? The resolved arguments as tables, before a run or, with --dry-run, instead. Knows no torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from miles_dmd import prompts, registry
+from miles_dmd.config.args import Args
+from miles_dmd.config.checkpoints import read_json, safetensors_parameters
+from miles_dmd.config.flags import per_trainer
+from miles_dmd.config.runs import preset_name
+from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
+from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.plan import DistillationPlan, UpdatePhaseSpec, micro_batches, rows_of_rank, sigma_grid
+
+MASTER, GRADIENT, MOMENTS, AVERAGE = 4, 4, 8, 4
+"""Bytes a parameter: fp32 weights and gradients, AdamW's two fp32 moments, the fp32 moving average."""
+COMPUTE = {"fp32": 0, "bf16": 2}
+"""Bytes a parameter of the copy that forward and backward compute with, where it is not the master itself."""
+ALWAYS_SHOWN = ("lr",)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    title: str
+    rows: Sequence[Sequence[str]]
+    """The first is the header, where there is one."""
+    note: str = ""
+
+    def __str__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in self.rows)
+        return "\n".join(
+            [self.title, *(f"  {line}".rstrip() for line in lines), *([f"  {self.note}"] if self.note else [])]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the tables are drawn from."""
+
+    args: Args
+    plan: DistillationPlan
+    trainers: Mapping[str, Args]
+    """group -> its own arguments, producers before consumers."""
+
+
+def resolved_run(args: Args) -> str:
+    """All tables as text. ``args`` must have passed ``check_args``."""
+    trainers = {trainer.role: compute_trainer_args(args, trainer) for trainer in compute_trainer_configs(args)}
+    run = Run(args, registry.load("losses", args.loss_type).plan(args), trainers)
+    tables = (trainer_table, options_table, schedule_table, rollout_table, batch_table, placement_table, memory_table)
+    return "\n\n".join(str(table(run)) for table in tables)
+
+
+def trainer_table(run: Run) -> Table:
+    """Who holds, trains and reads what; of the arguments, those that differ between trainers."""
+    rows = [
+        ("", *run.trainers),
+        ("holds", *(_holds(run, group) for group in run.trainers)),
+        ("trains", *(_trains(run, group) for group in run.trainers)),
+        ("optimizer steps", *(_optimizer_steps(run, group) for group in run.trainers)),
+    ]
+    for name in per_trainer():
+        values = [getattr(own, name) for own in run.trainers.values()]
+        if name in ALWAYS_SHOWN or any(value != values[0] for value in values):
+            rows.append((name, *map(_shown, values)))
+    return Table("Trainers", rows)
+
+
+def options_table(run: Run) -> Table:
+    rows = [(name, _shown(value)) for name, value in vars(run.args.loss_options).items()]
+    return Table(f"Loss type {run.args.loss_type}", rows or [("no options", "")])
+
+
+def schedule_table(run: Run) -> Table:
+    schedule = run.plan.update_schedule
+    rows = [("cycle", _then(schedule.phases))]
+    if schedule.warmup_cycles:
+        rows.append(("warm-up", f"{_counted(schedule.warmup_cycles, 'cycle')} of {_then(schedule.warmup_phases)}"))
+    rows.append(("run", f"{_counted(run.args.num_rollout, 'cycle')}, one student step each"))
+    return Table("Schedule", rows)
+
+
+def rollout_table(run: Run) -> Table:
+    args, checkpoint = run.args, Path(run.args.hf_checkpoint or "")
+    family: ModelFamily = registry.load("models", args.model_family)
+    height, width = family.default_pixels(checkpoint)
+    length = args.max_sequence_length or family.default_max_sequence_length(checkpoint)
+    grid = ", ".join(f"{sigma:.4g}" for sigma in sigma_grid(args.num_inference_steps, args.shift))
+    texts = prompts.read_prompts(args.prompt_data or "")
+    return Table(
+        "Rollout",
+        [
+            ("engine", f"{args.rollout_engine}, {args.solver}, stop steps {args.stop_step_policy}"),
+            ("sigmas", f"{grid} (shift {args.shift:g})"),
+            ("images", f"{args.height or height} x {args.width or width}, {length} text tokens"),
+            ("prompts", f"{len(texts)} in {args.prompt_data}"),
+            ("student", str(args.hf_checkpoint)),
+            ("teacher", str(args.teacher_path)),
+            ("save", args.save or f"runs/{preset_name(args)}-<n>"),
+        ],
+    )
+
+
+def batch_table(run: Run) -> Table:
+    """From the global batch down to what one forward sees, and up to what the run samples."""
+    size = run.args.rollout_batch_size
+    rows = [("", "batch", "ranks", "per rank", "micro-batches")]
+    for group, own in run.trainers.items():
+        share = len(rows_of_rank(size, 0, own.num_trainer_ranks))
+        pieces = [len(piece) for piece in micro_batches(share, own.micro_batch_size)]
+        rows.append((group, str(size), str(own.num_trainer_ranks), str(share), _pieces(pieces)))
+    fresh = _fresh(run.plan.update_schedule.phases)
+    warmup = _fresh(run.plan.update_schedule.warmup_phases) * run.plan.update_schedule.warmup_cycles
+    total = (warmup + fresh * run.args.num_rollout) * size
+    return Table("Batches", rows, f"{fresh} batches = {fresh * size:,} samples a cycle; {total:,} samples in the run")
+
+
+def placement_table(run: Run) -> Table:
+    device = {"auto": "a GPU where there is one for each, else the CPU"}.get(run.args.device, run.args.device)
+    if run.args.local:
+        return Table("Placement", [("--local", f"everything in this process; {device}")])
+    ranks = {group: own.num_trainer_ranks for group, own in run.trainers.items()}
+    rows = [("bundle", "occupants")]
+    for bundle in _distinct_bundles(ranks):
+        occupants = [f"{group} {bundle[0]}" for group, count in ranks.items() if bundle[0] < count]
+        name = str(bundle[0]) if len(bundle) == 1 else f"{bundle[0]}..{bundle[-1]}"
+        rows.append((name, ", ".join([*occupants, *(["rollout"] if bundle[0] == 0 else [])])))
+    share = f"1/{len(ranks) + 1}"
+    return Table("Placement", rows, f"one device a bundle ({device}), {share} of it asked for by each occupant")
+
+
+def memory_table(run: Run) -> Table:
+    rows = [("", "role", "parameters", "weights", "gradients", "AdamW", "compute copy", "per rank")]
+    for group, own in run.trainers.items():
+        total = 0.0
+        for role, number, bytes_each in _held(run, group, own):
+            total += number * sum(bytes_each) / own.num_trainer_ranks
+            rows.append((group, role, f"{number:,}", *(_size(number * each) for each in bytes_each), ""))
+        rows[-1] = (*rows[-1][:-1], _size(total))
+    number = _parameters(run.args, run.args.hf_checkpoint or "")
+    sampling = _size(number * (COMPUTE[run.args.compute_dtype] or MASTER))
+    rows.append(("rollout", "student", f"{number:,}", sampling, "-", "-", "-", sampling))
+    return Table("Memory", rows, "an estimate: without activations, gathered blocks, text encoders and VAE")
+
+
+def _held(run: Run, group: str, own: Args) -> Iterator[tuple[str, int, tuple[int, int, int, int]]]:
+    """(logical role, its parameters, bytes of weights, gradients, moments and compute copy for each of them)."""
+    checkpoints = registry.load("roles", group).checkpoints
+    trained = run.plan.trainable_roles_of(group)
+    for role in run.plan.roles_of(group):
+        if role in checkpoints:
+            number = _parameters(own, getattr(own, checkpoints[role]))
+            copy = COMPUTE[own.compute_dtype]
+            yield role, number, (MASTER, GRADIENT, MOMENTS, copy) if role in trained else (MASTER, 0, 0, copy)
+        else:  # the moving average of what this group trains
+            yield role, _parameters(own, getattr(own, checkpoints[trained[0]])), (AVERAGE, 0, 0, 0)
+
+
+def _parameters(args: Args, checkpoint: str) -> int:
+    """Of the network that is distilled: from its weights' headers, or where there are none from its config.json."""
+    family: ModelFamily = registry.load("models", args.model_family)
+    directory = Path(checkpoint) / family.network_component
+    return safetensors_parameters(directory) or family.count_parameters(read_json(directory / "config.json"))
+
+
+def _holds(run: Run, group: str) -> str:
+    return ", ".join(run.plan.roles_of(group))
+
+
+def _trains(run: Run, group: str) -> str:
+    return ", ".join(run.plan.trainable_roles_of(group)) or "nothing"
+
+
+def _optimizer_steps(run: Run, group: str) -> str:
+    steps = run.plan.optimizer_steps(run.args.num_rollout)
+    return ", ".join(f"{steps[role]:,}" for role in run.plan.trainable_roles_of(group)) or "none"
+
+
+def _then(phases: Iterable[UpdatePhaseSpec]) -> str:
+    """``1 student step, then 5 fake-score steps``."""
+    return ", then ".join(_counted(phase.repeats, f"{' + '.join(phase.trainable_roles)} step") for phase in phases)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _fresh(phases: Iterable[UpdatePhaseSpec]) -> int:
+    return sum(phase.repeats for phase in phases if phase.batch_policy == "fresh")
+
+
+def _pieces(sizes: Sequence[int]) -> str:
+    """``3 x 8 + 4``: all alike but perhaps the last."""
+    whole = sum(size == sizes[0] for size in sizes)
+    return f"{whole} x {sizes[0]}" + (f" + {sizes[-1]}" if whole < len(sizes) else "")
+
+
+def _distinct_bundles(ranks: Mapping[str, int]) -> Iterator[range]:
+    """Runs of bundles with the same occupants; the first is by itself, because the rollout worker sits there."""
+    edges = sorted({0, 1, *ranks.values()})
+    for start, stop in itertools.pairwise(edges):
+        yield range(start, stop)
+
+
+def _size(amount: float) -> str:
+    """Bytes in GiB, or MiB where that is little."""
+    if amount == 0:
+        return "-"
+    return f"{amount / 2**30:,.1f} GiB" if amount >= 2**30 else f"{amount / 2**20:,.1f} MiB"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " ".join(map(_shown, value))
+    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value)

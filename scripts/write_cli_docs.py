@@ -1,0 +1,86 @@
+"""Writes docs/cli.md from the flags that the code declares; with --check, only says whether it is up to date."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from miles_dmd import registry
+from miles_dmd.config.args import PER_TRAINER
+from miles_dmd.config.flags import LOSS, RUN, Flag, flags_of
+from miles_dmd.config.presets import shipped
+
+BAR = r"\|"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
+INTRODUCTION = """\
+# Command line
+
+This page is written by `python scripts/write_cli_docs.py`; `--help` says the same.
+
+    python train_diffusion.py --loss-type dmd2 --config PRESET [flags]
+
+* **Precedence**: defaults, then the preset that `--config` names, then flags.
+* **Presets**: {presets}, or a YAML file of your own: `args: {{lr: 1.0e-5, ...}}` and, for single trainers,
+  `trainers: [{{role: critic, overrides: {{lr: 4.0e-6}}}}]`. Names are those of the flags, with underscores. A path in a
+  preset is looked for from the current directory, then beside the preset, then in the folder above it.
+* **Refusals** are one line on stderr that names the flag, its value and a cure. Exit code 2, and nothing was written.
+* `--dry-run` prints the resolved run and stops; `--name` and `--no-name` switch what is yes or no.
+"""
+TRAINERS = """\
+## Single trainers
+
+Each trainer of the loss type may read its own value of the flags under {groups}: `--critic-lr 4e-7` is `--lr` for the
+critic alone. Prefixes by loss type:
+
+| loss type | prefixes, in the order of the groups |
+|---|---|
+"""
+
+
+def page() -> str:
+    names = registry.names("losses")
+    parts = [INTRODUCTION.format(presets=", ".join(f"`{name}`" for name in shipped()))]
+    parts += _sections(flag for flag in _flags(names[0]) if flag.scope == RUN)
+    for name in names:
+        parts += _sections(flag for flag in _flags(name) if flag.scope == LOSS)
+    rows = (
+        f"| `{name}` | {', '.join(f'`--{role}-`' for role in registry.load('losses', name).roles)} |" for name in names
+    )
+    parts.append(TRAINERS.format(groups=" and ".join(PER_TRAINER)) + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _flags(loss_name: str) -> list[Flag]:
+    loss_type = registry.load("losses", loss_name)
+    return list(flags_of(loss_name, loss_type.options, loss_type.roles).values())
+
+
+def _sections(flags: Iterable[Flag]) -> Iterator[str]:
+    by_title: dict[str, list[str]] = {}
+    for flag in flags:
+        by_title.setdefault(flag.title, []).append(_row(flag))
+    for title, rows in by_title.items():
+        yield f"## {title}\n\n| flag | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _row(flag: Flag) -> str:
+    values = " ".join([flag.metavar] * (flag.kind.length or 1))
+    name = f"{flag.name} {values}".strip()
+    default = f"`{flag.shown_default}`" if flag.shown_default else ""
+    cells = (f"`{name}`", default, flag.words)
+    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
+
+
+def main(argv: list[str]) -> int:
+    text = page()
+    if argv == ["--check"]:
+        if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
+            print(f"{PAGE} is stale; write it again with: python scripts/write_cli_docs.py", file=sys.stderr)
+            return 1
+        return 0
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
