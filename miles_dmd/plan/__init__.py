@@ -1,11 +1,8 @@
-"""The control plane: who trains when, as plain data, and the loop that plays it. Standard library only."""
+"""Which names make up the control plane? Those of who trains when, as plain data, and of the loop that plays it."""
 
-from miles_dmd.plan.configuration import (
-    TRAINER_TYPES,
-    build_plan_from_config,
-    check_route,
-    settings_from_config,
-)
+# ruff: noqa: F401 - a facade imports what it does not use
+
+from miles_dmd.plan.configuration import TRAINER_TYPES, build_plan_from_config
 from miles_dmd.plan.contracts import (
     EXPORTABLE_ROLES,
     ExportSpec,
@@ -66,66 +63,3 @@ from miles_dmd.plan.schedule import (
     requests_until_student_update,
 )
 from miles_dmd.plan.stopping import stop_steps
-
-__all__ = [
-    "EXPORTABLE_ROLES",
-    "TRAINER_TYPES",
-    "BatchProvider",
-    "CausVidRecipe",
-    "DMD2Recipe",
-    "DMDRecipe",
-    "DataRequirements",
-    "DistillationPhaseExecutor",
-    "DistillationPlan",
-    "DistillationTrainerController",
-    "DistillationTrainerHooks",
-    "ExportSpec",
-    "FakeBatchProvider",
-    "FakeDistillationHooks",
-    "FakePhaseExecutor",
-    "FrozenDict",
-    "InitializationSpec",
-    "NotBuilt",
-    "ObjectiveSpec",
-    "OnPolicyDistillationRecipe",
-    "PhaseReportError",
-    "PhaseRequest",
-    "PhaseResult",
-    "PlanTypeError",
-    "Recipe",
-    "Registry",
-    "RoleBinding",
-    "RoleGroupSpec",
-    "RoleLayoutSpec",
-    "RolloutSpec",
-    "ScoreTransportSpec",
-    "SelfForcingRecipe",
-    "TrainerCounters",
-    "UnknownName",
-    "UpdateCycle",
-    "UpdatePhaseSpec",
-    "UpdateSchedule",
-    "build_plan",
-    "build_plan_from_config",
-    "check_route",
-    "describe_role_groups",
-    "freeze",
-    "independent_layout",
-    "initialization_registry",
-    "micro_batches",
-    "objective_registry",
-    "partition_layout",
-    "recipe_registry",
-    "requests_until_student_update",
-    "resolve_export_role",
-    "rollout_registry",
-    "rows_of_rank",
-    "settings_from_config",
-    "shifted",
-    "sigma_grid",
-    "stop_steps",
-    "unsupported",
-    "validate_distillation_plan",
-    "validate_export_role",
-    "validate_role_layout",
-]

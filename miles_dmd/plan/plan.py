@@ -103,7 +103,7 @@ def validate_distillation_plan(plan: DistillationPlan) -> None:
     if bare := [group.name for group in layout.groups if not group.model_ref]:
         raise PlanError(f"role groups {bare} have no model_ref; pass model_path, the directory of the pretrained model")
     needed = sequence("objective['roles']", plan.objective.get("roles", DISTRIBUTION_MATCHING_ROLES), str)
-    if missing := [role for role in ("student", *needed) if role not in layout.roles]:
+    if missing := [role for role in dict.fromkeys(("student", *needed)) if role not in layout.roles]:
         raise PlanError(f"plan {plan.name!r} lacks the required roles {missing}; bound are {', '.join(layout.roles)}")
     validate_export_role(instance("DistillationPlan.export", plan.export, ExportSpec), layout.roles)
     _check_phases(plan)
