@@ -29,14 +29,14 @@ def names(wing: str) -> list[str]:
 def load(wing: str, name: str) -> Any:
     """The plug-in itself. Raises NotFound for a name that stands for nothing."""
     asked = f"{ASKED_BY[wing]} {name}"
-    module = _import(name if "." in name else f"miles_dmd.{wing}.{_known(wing, name)}", asked)
+    module = _import(name if _is_import_path(name) else f"miles_dmd.{wing}.{_known(wing, name)}", asked)
     return _attribute(module, EXPORT[wing], asked)
 
 
 def resolve(dotted: str) -> Any:
     """What ``package.module:attribute`` names, imported now. Raises NotFound."""
     path, colon, attribute = dotted.partition(":")
-    if not (path and colon and attribute):
+    if not (colon and path and attribute and all(map(str.isidentifier, path.split(".")))):
         raise NotFound(f"{dotted!r} must be written package.module:attribute")
     return _attribute(_import(path, dotted), attribute, dotted)
 
@@ -45,6 +45,10 @@ def nearest(name: str, known: Collection[str]) -> str:
     """`` (did you mean 'x'?)``, or nothing where no known name is close."""
     close = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _is_import_path(name: str) -> bool:
+    return "." in name and all(map(str.isidentifier, name.split(".")))
 
 
 def _known(wing: str, name: str) -> str:

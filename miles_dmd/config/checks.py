@@ -91,8 +91,8 @@ def check_local(args: Args) -> None:
     for role, own in _trainers(args):
         if args.local and own.num_trainer_ranks != 1:
             raise ConfigError(
-                f"{_flag(args, role, 'num_trainer_ranks')} {own.num_trainer_ranks} needs processes of its own, and --local "
-                "runs everything in this one; drop one of the two"
+                f"{_flag(args, role, 'num_trainer_ranks')} {own.num_trainer_ranks} needs processes of its own, and "
+                "--local runs everything in this one; drop one of the two"
             )
 
 

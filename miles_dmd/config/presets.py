@@ -43,9 +43,7 @@ class Preset:
         overrides: dict[str, Mapping[str, Any]] = {}
         for role, wishes in self._trainers():
             require_role(role, roles, loss_name, f"{self.path}: trainers")
-            overrides[role] = self._values(
-                wishes, may_override, f"trainers.{role}", "nothing that a trainer reads alone"
-            )
+            overrides[role] = self._values(wishes, may_override, f"trainers.{role}", "no argument of a single trainer")
         of_loss = {name: value for name, value in values.items() if known[name].scope == LOSS}
         return Given({name: value for name, value in values.items() if name not in of_loss}, of_loss, overrides)
 

@@ -1,0 +1,93 @@
+"""Is the nested form of a preset translated once, and refused where it disagrees with the loss type?"""
+
+import pytest
+
+from miles_dmd.config.cli import parse_flags
+from miles_dmd.errors import ConfigError
+
+
+@pytest.fixture
+def parse(tmp_path):
+    def read(text, *flags):
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        return parse_flags(["--config", str(path), *flags])
+
+    return read
+
+
+def test_the_nested_form_becomes_arguments(parse):
+    args = parse(
+        """
+        algorithm: {trainer_type: distillation}
+        actor_rollout_ref: {model: {path: some/dir}}
+        distillation:
+          enabled: false
+          distribution_matching:
+            recipe: dmd2
+            profile: null
+            fake_update_ratio: 2
+            fake_warmup_cycles: 1
+            rollout_strategy: ode_euler
+            ema_decay: 0.5
+            fake_lr: 4e-6
+            student_micro_batch_size: 2
+        args: {lr: 1e-4}
+        """
+    )
+
+    assert (args.loss_type, args.hf_checkpoint, args.solver, args.ema_decay) == ("dmd2", "some/dir", "euler", 0.5)
+    assert (args.loss_options.fake_update_ratio, args.loss_options.fake_warmup_cycles) == (2, 1)
+    assert [dict(trainer.overrides) for trainer in args.trainers] == [{"lr": 4e-6}, {"micro_batch_size": 2}]
+
+
+@pytest.mark.parametrize("strategy", ["consistency_renoise", "backward_simulated"])
+def test_sampling_by_renoising_has_two_names(parse, strategy):
+    args = parse(f"distillation: {{distribution_matching: {{rollout_strategy: {strategy}}}}}", "--lr", "1")
+
+    assert (args.solver, args.loss_type) == ("renoise", "dmd2")
+
+
+def test_without_a_trainer_type_the_loss_type_decides(parse, own_loss):
+    args = parse("algorithm: {trainer_type: null}\ndistillation: {enabled: true}", "--loss-type", own_loss("lab"))
+
+    assert args.loss_type == "lab.loss"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "parts"),
+    [
+        ("algorithm: {trainer_type: ppo}", [], ["trainer_type 'ppo'", "distillation"]),
+        ("algorithm: {trainer_typ: x}", [], ["unknown key 'trainer_typ'", "did you mean trainer_type?"]),
+        ("algorithm: {trainer_type: distillation}", ["lab"], ["--loss-type lab.loss", "'distillation'"]),
+        ("distillation: {distribution_matching: {}}", ["lab"], ["--loss-type lab.loss", "'distillation'"]),
+        (
+            "distillation: {distribution_matching: {recipe: causvid}}",
+            ["dmd2"],
+            ["--loss-type dmd2", "recipe 'causvid'"],
+        ),
+        ("distillation: {enabled: true, distribution_matching: {}}", [], ["distillation.enabled", "must be false"]),
+        ("distillation: {enabled: true}", ["dmd2"], ["distillation.enabled", "must be false", "--loss-type dmd2"]),
+        ("distillation: {enabled: 1}", [], ["distillation.enabled 1"]),
+        ("distillation: {distribution_matching: {fake_ratio: 2}}", [], ["unknown key 'fake_ratio'", "did you mean"]),
+        ("distillation: {distribution_matching: {fake_update_ratio: 0.5}}", [], ["fake_update_ratio 0.5"]),
+        ("distillation: {distribution_matching: {profile: paper}}", [], ["profile 'paper'", "distribution_only"]),
+        ("distillation: {distribution_matching: {rollout_strategy: self_forced}}", [], ["'self_forced'", "ode_euler"]),
+        ("distillation: {distribution_matching: {rollout_strategy: [1]}}", [], ["[1]", "ode_euler"]),
+        ("distillation: {distribution_matching: {recipe: dmd3}}", [], ["'dmd3'"]),
+        ("args: {solver: euler}\ndistillation: {distribution_matching: {rollout_strategy: ode_euler}}", [], ["solver"]),
+        (
+            "trainers: [{role: critic, overrides: {}}]\ndistillation: {distribution_matching: {fake_lr: 1e-5}}",
+            [],
+            ["'critic' twice"],
+        ),
+    ],
+)
+def test_what_disagrees_or_has_no_meaning_is_refused_in_one_line(parse, own_loss, text, flags, parts):
+    loss_type = [own_loss("lab") if name == "lab" else name for name in flags]
+
+    with pytest.raises(ConfigError) as refused:
+        parse(text, *(word for name in loss_type for word in ("--loss-type", name)))
+
+    assert all(part in str(refused.value) for part in parts), str(refused.value)
+    assert "\n" not in str(refused.value)

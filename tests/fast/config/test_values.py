@@ -1,0 +1,114 @@
+"""Does an argument take what its type says, as text and as data, and refuse the rest in one line?"""
+
+from typing import Literal
+
+import pytest
+
+from miles_dmd.config.values import Count, Decay, Kind, Natural, Positive, checked, from_text, kind_of
+from miles_dmd.errors import ConfigError
+
+SOLVER = Literal["renoise", "euler"]
+
+
+@pytest.mark.parametrize(
+    ("hint", "texts", "value"),
+    [
+        (Count, ["3"], 3),
+        (Natural, ["0"], 0),
+        (Count | None, ["3"], 3),
+        (float, ["-1e-5"], -1e-5),
+        (Positive, ["8e-5"], 8e-5),
+        (Positive, ["3"], 3.0),
+        (tuple[Decay, Decay], ["0", ".999"], (0.0, 0.999)),
+        (SOLVER, ["euler"], "euler"),
+        (str, ["12"], "12"),
+        (str | None, [""], ""),
+    ],
+)
+def test_text_becomes_a_value_of_the_kind(hint, texts, value):
+    found = from_text(kind_of(hint), texts, "--x")
+
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("hint", "texts", "parts"),
+    [
+        (Count, ["0"], ["--x 0", "at least 1"]),
+        (Count, ["-2"], ["--x -2", "at least 1"]),
+        (Count, ["1.5"], ["'1.5'", "whole number"]),
+        (Count, ["True"], ["'True'", "whole number"]),
+        (Count, ["1e3"], ["'1e3'", "write 1000"]),
+        (Count, [""], ["''", "whole number"]),
+        (Natural, ["-1"], ["at least 0"]),
+        (Positive, ["0"], ["above 0"]),
+        (Positive, ["nan"], ["nan", "finite"]),
+        (Positive, ["inf"], ["inf", "finite"]),
+        (Positive, ["1e999"], ["inf", "finite"]),
+        (Decay, ["1"], ["[0, 1)"]),
+        (tuple[Decay, Decay], ["0.9", "2"], ["2", "[0, 1)"]),
+        (SOLVER, ["eular"], ["'eular'", "renoise, euler", "did you mean euler?"]),
+    ],
+)
+def test_text_of_another_kind_is_refused_in_one_line(hint, texts, parts):
+    with pytest.raises(ConfigError) as refused:
+        from_text(kind_of(hint), texts, "--x")
+
+    assert all(part in str(refused.value) for part in ["--x", *parts]), str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("hint", "data", "value"),
+    [
+        (Positive, 1, 1.0),
+        (Positive, "8e-5", 8e-5),
+        (Count, 3, 3),
+        (Count | None, None, None),
+        (bool, True, True),
+        (tuple[Decay, Decay], [0, 0.9], (0.0, 0.9)),
+    ],
+)
+def test_data_becomes_a_value_of_the_kind(hint, data, value):
+    found = checked(kind_of(hint), data, "args.x")
+
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("hint", "data", "part"),
+    [
+        (Count, True, "True must be a whole number"),
+        (Count, 1.5, "1.5 must be a whole number"),
+        (Count, 3.0, "write 3"),
+        (Count, "3", "write 3"),
+        (Count, None, "None must be"),
+        (Positive, True, "True must be a finite number"),
+        (Positive, "fast", "'fast' must be a finite number"),
+        (Positive, float("inf"), "finite"),
+        (Positive, 10**400, "finite"),
+        (bool, 1, "1 must be true or false"),
+        (bool, "yes", "true or false"),
+        (str, False, "put it in quotes"),
+        (str, 12, "put it in quotes"),
+        (str, None, "None"),
+        (tuple[Decay, Decay], [0.9], "2 values"),
+        (tuple[Decay, Decay], "0.9", "2 values"),
+        (tuple[Decay, Decay], [0.9, True], "finite number"),
+        (SOLVER, 3, "one of renoise, euler"),
+        (str, ["x"] * 100, "..."),
+    ],
+)
+def test_data_of_another_kind_is_refused_in_one_line(hint, data, part):
+    with pytest.raises(ConfigError) as refused:
+        checked(kind_of(hint), data, "args.x")
+
+    assert part in str(refused.value)
+    assert str(refused.value).startswith("args.x ")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_optional_kind_remembers_its_bounds():
+    assert kind_of(Count | None) == Kind(int, optional=True, bounds=kind_of(Count).bounds)

@@ -1,0 +1,112 @@
+"""What tests of the door need: pipeline directories without weights, and loss types of a user's own."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SD35_MEDIUM: Mapping[str, Any] = {
+    "_class_name": "SD3Transformer2DModel",
+    "attention_head_dim": 64,
+    "caption_projection_dim": 1536,
+    "dual_attention_layers": list(range(13)),
+    "in_channels": 16,
+    "joint_attention_dim": 4096,
+    "num_attention_heads": 24,
+    "num_layers": 24,
+    "out_channels": 16,
+    "patch_size": 2,
+    "pooled_projection_dim": 2048,
+    "pos_embed_max_size": 384,
+    "qk_norm": "rms_norm",
+    "sample_size": 128,
+}
+"""transformer/config.json of stabilityai/stable-diffusion-3.5-medium."""
+
+
+NUMBERS = ("", "_2", "_3")
+
+
+@pytest.fixture
+def sd35_medium_config() -> dict[str, Any]:
+    return dict(SD35_MEDIUM)
+
+
+@pytest.fixture
+def configuration_only(tmp_path: Path) -> Path:
+    """A directory that holds SD3.5-Medium's configuration files and no weights."""
+    directory = tmp_path / "sd35"
+    names = (
+        "transformer",
+        "vae",
+        "scheduler",
+        *(f"{kind}{n}" for kind in ("tokenizer", "text_encoder") for n in NUMBERS),
+    )
+    index = {"_class_name": "StableDiffusion3Pipeline", **{name: ["diffusers", "Class"] for name in names}}
+    files = {
+        "model_index.json": index,
+        "transformer/config.json": dict(SD35_MEDIUM),
+        "vae/config.json": {"block_out_channels": [128, 256, 512, 512]},
+        "scheduler/scheduler_config.json": {"shift": 3.0},
+        "tokenizer/tokenizer_config.json": {"model_max_length": 77},
+        "tokenizer_2/tokenizer_config.json": {"model_max_length": 77},
+        "tokenizer_3/tokenizer_config.json": {"model_max_length": 512},
+        **{f"text_encoder{n}/config.json": {} for n in NUMBERS},
+    }
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(json.dumps(content))
+    return directory
+
+
+@pytest.fixture
+def prompt_file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("a red cube\na blue ball\n")
+    return path
+
+
+@pytest.fixture
+def asked(configuration_only: Path, prompt_file: Path) -> list[str]:
+    """A command line with which nothing is wrong."""
+    return ["--hf-checkpoint", str(configuration_only), "--prompt-data", str(prompt_file), "--dry-run"]
+
+
+LOSS_TYPE = """
+from dataclasses import dataclass
+
+from miles_dmd.contracts.loss import LossType
+from miles_dmd.plan import build_plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    {options}
+
+
+def plan(args):
+    return build_plan("opd", {{"model_path": args.hf_checkpoint}}, {{"token_matching"}})
+
+
+loss_type = LossType(options=Options, roles={roles!r}, plan=plan, objectives={{}})
+"""
+
+
+@pytest.fixture
+def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Writes a loss type into a package of the user's own, and returns its import path."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def write(name: str, roles: tuple[str, ...] = ("actor",), options: str = "pass") -> str:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "loss.py").write_text(LOSS_TYPE.format(options=options, roles=roles))
+        return f"{name}.loss"
+
+    yield write
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__path__", getattr(sys.modules[name], "__file__", ""))):
+            del sys.modules[name]

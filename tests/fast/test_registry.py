@@ -1,0 +1,89 @@
+"""Is a plug-in found by its file name or import path, and is a name that stands for nothing refused with the list?"""
+
+import subprocess
+import sys
+
+import pytest
+
+from miles_dmd import registry
+from miles_dmd.errors import NotFound
+
+
+def test_a_plug_in_is_a_file_or_package_of_its_wing():
+    names = registry.names("losses")
+
+    assert "dmd2" in names
+    assert registry.load("losses", "dmd2").roles == ("critic", "actor")
+
+
+def test_dashes_stand_for_underscores(monkeypatch):
+    monkeypatch.setattr(registry, "names", lambda wing: ["qwen_image"])
+
+    assert registry._known("models", "qwen-image") == "qwen_image"
+
+
+def test_a_private_module_is_no_plug_in(monkeypatch):
+    import pkgutil
+
+    found = [pkgutil.ModuleInfo(None, name, False) for name in ("b", "_shared", "a")]
+    monkeypatch.setattr(pkgutil, "iter_modules", lambda path: found)
+
+    assert registry.names("losses") == ["a", "b"]
+
+
+def test_a_plug_in_of_the_users_own_is_named_by_its_import_path(own_loss):
+    name = own_loss("lab")
+
+    assert registry.load("losses", name).roles == ("actor",)
+
+
+@pytest.mark.parametrize(
+    ("wing", "name", "parts"),
+    [
+        ("losses", "dmd3", ["--loss-type", "'dmd3'", "dmd2", "did you mean dmd2?"]),
+        ("models", "sd4", ["--model-family", "'sd4'", "sd3"]),
+        ("engines", "vllm", ["--rollout-engine", "'vllm'", "inprocess"]),
+        ("roles", "critc", ["trainer role", "did you mean critic?"]),
+        ("losses", "", ["--loss-type", "''"]),
+        ("losses", "../dmd2", ["--loss-type", "'../dmd2'", "did you mean dmd2?"]),
+        ("losses", "my_lab..loss", ["'my_lab..loss'"]),
+        ("losses", "no_such_lab.loss", ["--loss-type no_such_lab.loss", "no module 'no_such_lab'", "PYTHONPATH"]),
+        ("losses", "miles_dmd.errors", ["--loss-type miles_dmd.errors", "defines no 'loss_type'"]),
+    ],
+)
+def test_a_name_that_stands_for_nothing_is_refused_in_one_line(wing, name, parts):
+    with pytest.raises(NotFound) as refused:
+        registry.load(wing, name)
+
+    assert all(part in str(refused.value) for part in parts), str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_plug_in_whose_own_import_is_missing_is_not_called_absent(tmp_path, monkeypatch):
+    (tmp_path / "broken_lab.py").write_text("import no_such_dependency")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        registry._import("broken_lab", "x")
+
+
+def test_resolve_imports_what_a_dotted_name_means():
+    assert registry.resolve("miles_dmd.errors:NotFound") is NotFound
+
+
+@pytest.mark.parametrize(
+    "dotted", ["miles_dmd.errors", "miles_dmd.errors:", ":x", ".errors:x", "miles_dmd.errors:NotFnd"]
+)
+def test_resolve_refuses_what_is_no_dotted_name(dotted):
+    with pytest.raises(NotFound) as refused:
+        registry.resolve(dotted)
+
+    assert "\n" not in str(refused.value)
+
+
+def test_listing_a_wing_imports_no_plug_in():
+    code = "import sys; from miles_dmd import registry; registry.names('models'); print('miles_dmd.models.sd3' in sys.modules)"
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "False"
