@@ -76,9 +76,10 @@ class DistillationPlan:
         return roles[0] if roles else None
 
     def optimizer_steps(self, num_student_steps: int) -> dict[str, int]:
-        """Horizon of every optimizer: n for the student, K (W + n) for the fake score."""
-        n = count("num_student_steps", num_student_steps)
-        return self.update_schedule.counters_after(self.update_schedule.warmup_cycles + n).optimizer_steps
+        """Horizon of every trainable role's optimizer: n for the student, K (W + n) for the fake score."""
+        cycles = self.update_schedule.warmup_cycles + count("num_student_steps", num_student_steps)
+        steps = self.update_schedule.counters_after(cycles).optimizer_steps
+        return {role: steps.get(role, 0) for role in self.role_layout.trainable_roles}
 
     def refuse_unrunnable(self) -> None:
         """The run's door: NotBuilt, naming all that is missing."""

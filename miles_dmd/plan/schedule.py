@@ -142,7 +142,7 @@ class UpdateSchedule:
         warmup = min(completed_cycles, self.warmup_cycles)
         counters = TrainerCounters(completed_cycles - warmup, {}, completed_cycles)
         for phases, cycles in ((self.warmup_phases, warmup), (self.phases, counters.global_step)):
-            for phase in phases:
+            for phase in phases if cycles else ():
                 for role in phase.trainable_roles:
                     steps = counters.optimizer_steps.get(role, 0)
                     counters.optimizer_steps[role] = steps + phase.repeats * cycles
