@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import torch.distributed as dist
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.external import ExternalData
+from miles_dmd.contracts.loss import LossType
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
+from miles_dmd.errors import ConfigError
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
+from miles_dmd.network.conditions import PromptTable, ensure_table
+from miles_dmd.plan import DistillationPlan
 from miles_dmd.rollout import RolloutWorker
-from miles_dmd.training.compute import Compute
+from miles_dmd.training.compute import Compute, choose_compute, set_threads
 from miles_dmd.training.trainer import Trainer
 
 
@@ -60,6 +65,37 @@ class LocalRollouts:
 
     def peak_memory(self) -> int:
         return self.worker.peak_memory()
+
+
+@contextlib.contextmanager
+def started(
+    args: Any,
+    group_args: Mapping[str, Any],
+    *,
+    plan: DistillationPlan,
+    loss_type: LossType,
+    texts: Sequence[str],
+    horizons: Mapping[str, int],
+) -> Iterator[tuple[dict[str, LocalGroup], LocalRollouts]]:
+    """Trainer groups by name and the rollout worker, all in this process."""
+    for name, own in group_args.items():
+        if own.num_trainer_ranks != 1:
+            raise ConfigError(
+                f"--local runs one rank a group, and {name} asks for {own.num_trainer_ranks}; drop one of them"
+            )
+    compute = choose_compute(args.device, args.compute_dtype)
+    set_threads(args.cpu_threads)
+    init_single_rank(compute)
+    prompts = PromptTable(ensure_table(args, texts, compute.device))
+    rollouts = LocalRollouts(RolloutWorker(args, compute=compute, prompts=prompts))
+    shared: dict[str, Any] = {"plan": plan, "loss_type": loss_type, "compute": compute, "prompts": prompts}
+    yield (
+        {
+            name: LocalGroup(name, Trainer(own, name, horizon=horizons[name], **shared))
+            for name, own in group_args.items()
+        },
+        rollouts,
+    )
 
 
 def init_single_rank(compute: Compute) -> None:

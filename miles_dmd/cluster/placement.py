@@ -76,7 +76,9 @@ def _refuse_impossible(sizes: Mapping[str, int], bundles: int, bundle: Mapping[s
     total = ray.cluster_resources()
     for resource, amount in bundle.items():
         if total.get(resource, 0) < amount * bundles:
-            raise ClusterError(f"{_wanted(sizes, bundles, bundle)}; {_present()}: fewer --num-trainer-ranks, or more nodes")
+            raise ClusterError(
+                f"{_wanted(sizes, bundles, bundle)}; {_present()}: fewer --num-trainer-ranks, or more nodes"
+            )
 
 
 def _wanted(sizes: Mapping[str, int], bundles: int, bundle: Mapping[str, float]) -> str:
@@ -90,6 +92,8 @@ def _present() -> str:
     for node in ray.nodes():
         if node["Alive"]:
             resources = node["Resources"]
-            rows.append(f"{node['NodeManagerAddress']} has {resources.get('CPU', 0):g} CPU, {resources.get('GPU', 0):g} GPU")
+            rows.append(
+                f"{node['NodeManagerAddress']} has {resources.get('CPU', 0):g} CPU, {resources.get('GPU', 0):g} GPU"
+            )
     free = ray.available_resources()
     return f"{'; '.join(rows)} (free: {free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU)"

@@ -44,7 +44,9 @@ def check_nodes(checkpoints: Sequence[str], *, timeout: float = 120) -> list[Nod
                 f"node {report.node} has miles_dmd {report.version}, the driver {miles_dmd.__version__}; install the same"
             )
         if report.python.rsplit(".", 1)[0] != platform.python_version().rsplit(".", 1)[0]:
-            raise ClusterError(f"node {report.node} runs Python {report.python}, the driver {platform.python_version()}")
+            raise ClusterError(
+                f"node {report.node} runs Python {report.python}, the driver {platform.python_version()}"
+            )
         if report.missing:
             raise ClusterError(
                 f"node {report.node} does not see {report.missing[0]}; put the checkpoint on a path that every node shares"
@@ -53,7 +55,11 @@ def check_nodes(checkpoints: Sequence[str], *, timeout: float = 120) -> list[Nod
 
 
 def _nodes() -> list[tuple[str, str]]:
-    return [(node["NodeID"], f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})") for node in ray.nodes() if node["Alive"]]
+    return [
+        (node["NodeID"], f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})")
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def _on(node_id: str) -> Any:

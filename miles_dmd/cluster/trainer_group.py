@@ -27,7 +27,8 @@ class RayTrainerGroup:
         who = names(self.name, self.size)
         meeting = fetch(self.actors[0].open_store.remote(), who[0], "opening the group's meeting point")
         return {
-            name: actor.build.remote(meeting, args, device, **parts) for name, actor in zip(who, self.actors, strict=True)
+            name: actor.build.remote(meeting, args, device, **parts)
+            for name, actor in zip(who, self.actors, strict=True)
         }
 
     def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle]) -> list[TrainReport]:

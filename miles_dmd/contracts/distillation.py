@@ -40,7 +40,9 @@ def read_distillation(directory: Path) -> Distillation:
         content = json.loads(path.read_text())
         found = content.pop("format")
         if found != FORMAT:
-            raise FormatError(f"{path} has format {found}; this version of miles_dmd reads {FORMAT}: install a newer one")
+            raise FormatError(
+                f"{path} has format {found}; this version of miles_dmd reads {FORMAT}: install a newer one"
+            )
         return Distillation(**{**content, "sigmas": tuple(content["sigmas"])})
     except FileNotFoundError:
         raise FormatError(f"{directory} has no {FILE_NAME}; name the student/ directory that a run left") from None

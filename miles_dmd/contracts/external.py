@@ -25,7 +25,9 @@ class ExternalData:
             raise ExternalDataError(f"{self.producer!r} scored a sample twice: ids {self.ids[:8]}")
         for name, value in self.tensors.items():
             if len(value) != len(self.ids):
-                raise ExternalDataError(f"{self.producer!r} hands {len(value)} rows of {name!r} for {len(self.ids)} samples")
+                raise ExternalDataError(
+                    f"{self.producer!r} hands {len(value)} rows of {name!r} for {len(self.ids)} samples"
+                )
 
     def require(self, keys: Sequence[str], ids: Sequence[int], policy_version: int) -> ExternalData:
         """The rows of ``ids``, in that order. Refuses a missing key, a missing sample, and another policy version."""
@@ -38,7 +40,9 @@ class ExternalData:
             )
         row_of = {sample: row for row, sample in enumerate(self.ids)}
         if unknown := [sample for sample in ids if sample not in row_of]:
-            raise ExternalDataError(f"{self.producer!r} did not score samples {unknown[:8]}; it scored {self.ids[:8]}...")
+            raise ExternalDataError(
+                f"{self.producer!r} did not score samples {unknown[:8]}; it scored {self.ids[:8]}..."
+            )
         index = torch.tensor([row_of[sample] for sample in ids])
         tensors = {name: self.tensors[name][index.to(self.tensors[name].device)] for name in keys}
         return ExternalData(self.producer, tuple(ids), policy_version, tensors)

@@ -62,7 +62,13 @@ class FamilyCode(Protocol):
         ...
 
     def encode_prompts(
-        self, checkpoint: Path, texts: Sequence[str], *, max_sequence_length: int, dtype: torch.dtype, device: torch.device
+        self,
+        checkpoint: Path,
+        texts: Sequence[str],
+        *,
+        max_sequence_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> dict[str, Tensor]:
         """``Cond`` of P texts, on the CPU, as the pipeline itself encodes them."""
         ...
@@ -73,9 +79,4 @@ class FamilyCode(Protocol):
 
     def write_scheduler(self, directory: Path, *, checkpoint: Path, shift: float, solver: str) -> str:
         """Write the scheduler that samples with ``solver``; returns its class name for model_index.json."""
-        ...
-
-    def pipeline_call(self, *, num_inference_steps: int, guidance_scale: float, max_sequence_length: int, height: int,
-                      width: int, sigmas: Sequence[float] | None) -> dict[str, Any]:
-        """Keyword arguments with which the stock pipeline samples like this."""
         ...

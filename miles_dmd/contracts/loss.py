@@ -30,7 +30,11 @@ class Objective(Protocol):
     """``models`` by logical role, ``external`` by producing group as ``needs`` promises it."""
 
     def __call__(
-        self, models: Mapping[str, Any], batch: DenoisingBatch, external: Mapping[str, Mapping[str, Tensor]], options: Any
+        self,
+        models: Mapping[str, Any],
+        batch: DenoisingBatch,
+        external: Mapping[str, Mapping[str, Tensor]],
+        options: Any,
     ) -> LossOutput: ...
 
 

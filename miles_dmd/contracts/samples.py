@@ -67,9 +67,7 @@ class DenoisingBatch:
         )
 
     def to(self, device: torch.device) -> DenoisingBatch:
-        return replace(
-            self, latents=self.latents.to(device), sigma=self.sigma.to(device), clean=self.clean.to(device)
-        )
+        return replace(self, latents=self.latents.to(device), sigma=self.sigma.to(device), clean=self.clean.to(device))
 
     @staticmethod
     def join(parts: Sequence[DenoisingBatch]) -> DenoisingBatch:

@@ -34,7 +34,9 @@ class PromptTable:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.is_file():
-            raise ConfigError(f"--cache-dir: {path} is not there; pass a --cache-dir that every node of the cluster shares")
+            raise ConfigError(
+                f"--cache-dir: {path} is not there; pass a --cache-dir that every node of the cluster shares"
+            )
         with safe_open(str(path), "pt") as file:
             self.names = tuple(sorted(file.keys()))
             self.num_prompts = file.get_slice(self.names[0]).get_shape()[0] - 1

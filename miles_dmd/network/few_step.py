@@ -58,7 +58,9 @@ def sample_until(
         running = [row for row in running if stop_steps[row] > step]
         if not running:
             break
-        x = _step(x[~stops], x0[~stops], velocity[~stops], level, sigmas[step + 1], solver, [own[row] for row in running])
+        x = _step(
+            x[~stops], x0[~stops], velocity[~stops], level, sigmas[step + 1], solver, [own[row] for row in running]
+        )
     return Stopped(latents, torch.tensor([sigmas[k] for k in stop_steps], device=device), clean)
 
 

@@ -26,7 +26,9 @@ def load_network(family: ModelFamily, checkpoint: Path, *, dtype: torch.dtype = 
     load_checkpoint_in_model(network, str(weight_file(checkpoint / family.network_component)), dtype=dtype)
     missing = [name for name, value in network.named_parameters() if value.is_meta]
     if missing:
-        raise ValueError(f"{checkpoint / family.network_component} lacks weights for {missing[:4]} ({len(missing)} in all)")
+        raise ValueError(
+            f"{checkpoint / family.network_component} lacks weights for {missing[:4]} ({len(missing)} in all)"
+        )
     return network
 
 

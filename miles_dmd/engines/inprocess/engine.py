@@ -78,7 +78,9 @@ class InProcessEngine:
         with torch.no_grad():
             for bucket in buckets:
                 if unknown := sorted(bucket.keys() - own.keys()):
-                    raise EngineError(f"weights of version {version} name {unknown[:4]}, which the network does not have")
+                    raise EngineError(
+                        f"weights of version {version} name {unknown[:4]}, which the network does not have"
+                    )
                 for name, value in bucket.items():
                     own[name].copy_(value)
                 seen |= bucket.keys()

@@ -60,7 +60,9 @@ def teacher_sampling(args: Any) -> dict[str, Any]:
 def check(args: Any) -> None:
     options: Options = args.loss_options
     if options.teacher_guidance < 1:
-        raise ConfigError(f"--teacher-guidance {options.teacher_guidance} is below 1, which is no guidance; pass 1 or more")
+        raise ConfigError(
+            f"--teacher-guidance {options.teacher_guidance} is below 1, which is no guidance; pass 1 or more"
+        )
     if not 0 < options.dm_sigma_min < options.dm_sigma_max < 1:
         raise ConfigError(
             f"--dm-sigma-min {options.dm_sigma_min} and --dm-sigma-max {options.dm_sigma_max} must satisfy "

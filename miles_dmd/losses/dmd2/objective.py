@@ -26,7 +26,10 @@ from miles_dmd.network.denoiser import Denoiser
 
 
 def follow_student(
-    models: Mapping[str, Denoiser], batch: DenoisingBatch, external: Mapping[str, Mapping[str, Tensor]], options: Options
+    models: Mapping[str, Denoiser],
+    batch: DenoisingBatch,
+    external: Mapping[str, Mapping[str, Tensor]],
+    options: Options,
 ) -> LossOutput:
     """The fake score learns the student's distribution: velocity matching on its samples, over the full noise range.
 
@@ -36,7 +39,9 @@ def follow_student(
     sigma = shift_sigma(noise.uniform(own), options.fake_shift).to(batch.clean.device)
     eps = noise.normal(own, batch.clean.shape[1:]).to(batch.clean.device)
     noisy = add_noise(batch.clean, eps, sigma)
-    loss = fake_score_loss(models["fake_score"].velocity(noisy, sigma, _cond(batch)), fake_score_target(batch.clean, eps))
+    loss = fake_score_loss(
+        models["fake_score"].velocity(noisy, sigma, _cond(batch)), fake_score_target(batch.clean, eps)
+    )
     return LossOutput(loss, {"loss": loss.detach()}, _count_nonfinite(batch.clean))
 
 
@@ -56,7 +61,9 @@ def score(models: Mapping[str, Denoiser], batch: DenoisingBatch, options: Option
     sigma = sigma.to(batch.clean.device)
     noisy = add_noise(batch.clean, noise.normal(own, batch.clean.shape[1:]).to(sigma.device), sigma)
     cond = _cond(batch)
-    teacher = models["teacher_score"].guided_velocity(noisy, sigma, cond, batch.uncond or cond, options.teacher_guidance)
+    teacher = models["teacher_score"].guided_velocity(
+        noisy, sigma, cond, batch.uncond or cond, options.teacher_guidance
+    )
     return {
         "teacher_clean": velocity_to_x0(noisy, teacher, sigma),
         "critic_clean": models["fake_score"].clean(noisy, sigma, cond),
@@ -65,7 +72,10 @@ def score(models: Mapping[str, Denoiser], batch: DenoisingBatch, options: Option
 
 
 def match_teacher(
-    models: Mapping[str, Denoiser], batch: DenoisingBatch, external: Mapping[str, Mapping[str, Tensor]], options: Options
+    models: Mapping[str, Denoiser],
+    batch: DenoisingBatch,
+    external: Mapping[str, Mapping[str, Tensor]],
+    options: Options,
 ) -> LossOutput:
     """The student takes its stop step again, with gradient, and moves from the fake score towards the teacher."""
     scores = external["critic"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,22 +81,3 @@ def write_scheduler(directory: Path, *, checkpoint: Path, shift: float, solver: 
     kind = {"renoise": FlowMatchLCMScheduler, "euler": FlowMatchEulerDiscreteScheduler}[solver]
     kind(num_train_timesteps=TRAIN_TIMESTEPS, shift=shift).save_pretrained(str(directory))
     return str(kind.__name__)
-
-
-def pipeline_call(
-    *,
-    num_inference_steps: int,
-    guidance_scale: float,
-    max_sequence_length: int,
-    height: int,
-    width: int,
-    sigmas: Sequence[float] | None,
-) -> dict[str, Any]:
-    call = {
-        "num_inference_steps": num_inference_steps,
-        "guidance_scale": guidance_scale,
-        "max_sequence_length": max_sequence_length,
-        "height": height,
-        "width": width,
-    }
-    return call if sigmas is None else {**call, "sigmas": list(sigmas)}

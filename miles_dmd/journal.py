@@ -1,0 +1,92 @@
+"""What a run tells: a row of metrics a cycle, a progress bar, and at the end curves, a trace, a summary and two tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from miles_dmd import __version__
+from miles_dmd.config.args import Args
+from miles_dmd.executor import GroupExecutor
+from miles_dmd.observe.metrics import flatten, read_metrics
+from miles_dmd.observe.pictures import curves
+from miles_dmd.observe.progress import Progress
+from miles_dmd.observe.spans import SpanLog
+from miles_dmd.observe.summary import memory_rows, table, time_rows, write_summary
+from miles_dmd.observe.trackers import open_trackers
+from miles_dmd.plan import DistillationPlan, TrainerCounters
+
+
+class Journal:
+    """A context manager around the training of a run whose groups are up; ``directory`` is the run's own."""
+
+    def __init__(self, args: Args, plan: DistillationPlan, directory: Path, num_cycles: int | None) -> None:
+        self.args, self.plan, self.directory = args, plan, directory
+        cycles = plan.update_schedule.warmup_cycles + args.num_rollout if num_cycles is None else num_cycles
+        self.spans = SpanLog()
+        self.trackers = open_trackers(
+            directory,
+            tensorboard=args.tensorboard,
+            wandb_project=args.wandb_project,
+            config=dataclasses.asdict(args),
+        )
+        self.progress = Progress(total=cycles)
+        self.group_of_phase = {
+            phase.kind: plan.group_of(phase.trainable_roles[0]) for phase in plan.update_schedule.phases
+        }
+        self._mark = self.spans.mark()
+
+    def __enter__(self) -> Self:
+        print(f"Writing to {self.directory}")
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.progress.__exit__(kind, error, tb)
+        self.trackers.close()
+        self.spans.write(self.directory / "trace.json")
+
+    def committed(self, counters: TrainerCounters, phase_metrics: Mapping[str, Any]) -> None:
+        """The controller's observer: a cycle is committed."""
+        times = self.spans.totals(self._mark)
+        self._mark = self.spans.mark()
+        row = {
+            "cycle": counters.completed_cycles,
+            "global_step": counters.global_step,
+            "seconds": sum(times.values()),
+            **flatten(phase_metrics, self.group_of_phase),
+            **{f"time/{name.replace(' ', '_')}": seconds for name, seconds in times.items()},
+        }
+        self.trackers.write(row)
+        self.progress.advance(row)
+
+    def finish(self, executor: GroupExecutor, counters: TrainerCounters) -> None:
+        """Curves, summary.json, and what the console shows last."""
+        self.progress.__exit__(None, None, None)
+        rows = read_metrics(self.directory / "metrics.jsonl")
+        if rows:
+            curves(
+                rows,
+                self.directory / "curves.png",
+                title=f"{self.args.loss_type}, {counters.global_step} student steps",
+            )
+        totals = self.spans.totals()
+        peaks = {**executor.peak_memory, "rollout": executor.rollouts.peak_memory()}
+        write_summary(
+            self.directory / "summary.json",
+            {
+                "version": __version__,
+                "plan": {"name": self.plan.name, "fingerprint": self.plan.fingerprint},
+                "counters": dataclasses.asdict(counters),
+                "policy_version": executor.policy_version,
+                "seconds": totals,
+                "peak_memory_bytes": peaks,
+                "last_cycle": rows[-1] if rows else {},
+            },
+        )
+        table("Time by phase", ("phase", "seconds", "share"), time_rows(totals))
+        table("Peak memory by process", ("group", "peak"), memory_rows(peaks))
+        print(f"Student: {self.directory / 'student'}   pictures: {self.directory / 'samples'}, curves.png")

@@ -1,0 +1,161 @@
+"""Where the parts of a run meet: arguments to plan, plan to groups, groups to controller. Nothing imports this but the
+command line.
+
+    args --> plan --> trainer groups + rollout worker (Ray, or this process) --> executor --> controller --> hooks
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from miles_dmd import registry
+from miles_dmd.batches import RolloutBatches
+from miles_dmd.config.args import Args
+from miles_dmd.config.checks import check_args
+from miles_dmd.config.cli import PROGRAM, parse_args
+from miles_dmd.config.runs import claim_run_directory
+from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
+from miles_dmd.contracts.loss import LossType
+from miles_dmd.errors import ConfigError, MilesDmdError
+from miles_dmd.executor import GroupExecutor
+from miles_dmd.hooks import SampleGrids, export_student
+from miles_dmd.journal import Journal
+from miles_dmd.plan import (
+    BatchProvider,
+    DistillationPhaseExecutor,
+    DistillationPlan,
+    DistillationTrainerController,
+    DistillationTrainerHooks,
+    PhaseRequest,
+    requests_until_student_update,
+)
+from miles_dmd.prompts import PromptSource
+from miles_dmd.report import resolved_run
+
+
+class DistillationTrainer:
+    """A run, from ``args``; or the control plane alone, from a ``plan`` and parts of your own.
+
+    ``DistillationTrainer(args).fit()`` starts groups, trains, exports. With ``executor`` and ``batch_provider`` injected
+    nothing is started: ``fit(num_cycles)`` plays the plan on them (the fakes of ``miles_dmd.plan`` do for a first look).
+    """
+
+    def __init__(
+        self,
+        args: Args | None = None,
+        *,
+        plan: DistillationPlan | None = None,
+        executor: DistillationPhaseExecutor | None = None,
+        batch_provider: BatchProvider | None = None,
+        hooks: DistillationTrainerHooks | Sequence[DistillationTrainerHooks] | None = None,
+    ) -> None:
+        if (args is None) == (plan is None):
+            raise ConfigError("DistillationTrainer takes either args, from which its plan follows, or a plan; not both")
+        if (executor is None) != (batch_provider is None):
+            raise ConfigError("executor and batch_provider come together: the batches of one are what the other plays")
+        self.args = args
+        if args is not None:
+            check_args(args)
+            self.loss_type: LossType = registry.load("losses", args.loss_type)
+            plan = self.loss_type.plan(args)
+        assert plan is not None
+        self.plan, self.executor, self.batch_provider, self.hooks = plan, executor, batch_provider, hooks
+        self.controller_instance: DistillationTrainerController | None = None
+
+    def build_controller(self, **observing: Any) -> DistillationTrainerController:
+        """The controller over executor and batch provider, made once."""
+        missing = [name for name in ("executor", "batch_provider") if getattr(self, name) is None]
+        if missing:
+            raise NotImplementedError(
+                f"no {' and no '.join(missing)}: inject them, or call fit() on a trainer made from args, which starts groups"
+            )
+        if self.controller_instance is None:
+            assert self.executor is not None
+            assert self.batch_provider is not None
+            self.controller_instance = DistillationTrainerController(
+                self.plan, self.batch_provider, self.executor, self.hooks, **observing
+            )
+        return self.controller_instance
+
+    def fit(self, num_cycles: int | None = None) -> DistillationTrainerController:
+        """Train: ``num_cycles`` more cycles (warm-up cycles count), or, from args, until --num-rollout student steps."""
+        if self.executor is not None or self.args is None:
+            controller = self.build_controller()
+            if num_cycles is None:
+                raise ConfigError("fit() of injected parts needs num_cycles; a run from args knows its --num-rollout")
+            controller.run(num_cycles)
+            return controller
+        self.plan.refuse_unrunnable()
+        with started_groups(self.args, self.loss_type, self.plan) as (groups, rollouts, prompts):
+            return self._train(self.args, groups, rollouts, prompts, num_cycles)
+
+    def _train(
+        self, args: Args, groups: Mapping[str, Any], rollouts: Any, prompts: PromptSource, num_cycles: int | None
+    ) -> DistillationTrainerController:
+        directory = claim_run_directory(args)
+        with Journal(args, self.plan, directory, num_cycles) as journal:
+            executor = GroupExecutor(self.plan, self.loss_type, groups, rollouts, journal.spans)
+            grids = SampleGrids(args, prompts.texts, directory / "samples")
+            extra = self.hooks if isinstance(self.hooks, Sequence) else [self.hooks] if self.hooks else []
+            self.executor, self.hooks = executor, [grids, *extra]
+            self.batch_provider = RolloutBatches(args, prompts, executor, self._ahead)
+            controller = self.build_controller(observer=journal.committed)
+            grids.draw(0, executor)
+            if num_cycles is None:
+                controller.run_until(args.num_rollout)
+            else:
+                controller.run(num_cycles)
+            export_student(args, self.loss_type, executor, directory / "student")
+            journal.finish(executor, controller.counters)
+        return controller
+
+    def _ahead(self, request: PhaseRequest) -> int:
+        assert self.args is not None
+        counters = self.build_controller().counters
+        return requests_until_student_update(self.plan.update_schedule, counters, request, self.args.num_rollout)
+
+
+@contextlib.contextmanager
+def started_groups(
+    args: Args, loss_type: LossType, plan: DistillationPlan
+) -> Iterator[tuple[Mapping[str, Any], Any, PromptSource]]:
+    """Trainer groups by name, the rollout worker and the prompts; in this process with --local, else as Ray actors."""
+    assert args.prompt_data is not None
+    prompts = PromptSource(args.prompt_data, args.seed)
+    group_args = {config.role: compute_trainer_args(args, config) for config in compute_trainer_configs(args)}
+    if set(group_args) != set(plan.groups):
+        raise ConfigError(f"trainers {sorted(group_args)} are not the plan's groups {sorted(plan.groups)}")
+    steps = plan.optimizer_steps(args.num_rollout)
+    horizons = {group: steps.get(plan.trainable_role(group) or "", 0) for group in plan.groups}
+    if args.local:
+        from miles_dmd.local import started
+    else:
+        from miles_dmd.cluster.run import started
+    with started(args, group_args, plan=plan, loss_type=loss_type, texts=prompts.texts, horizons=horizons) as (
+        groups,
+        rollouts,
+    ):
+        yield groups, rollouts, prompts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. 0: done; 1: the run failed; 2: it was asked for what cannot be, and nothing was written."""
+    try:
+        args = parse_args(argv)
+        print(resolved_run(args))
+        if not args.dry_run:
+            DistillationTrainer(args).fit()
+    except ConfigError as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 2
+    except MilesDmdError as error:
+        print(f"{PROGRAM}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{PROGRAM}: interrupted; nothing of the running cycle is kept", file=sys.stderr)
+        return 130
+    return 0

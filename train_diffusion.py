@@ -1,0 +1,8 @@
+"""Distil a diffusion model: ``python train_diffusion.py --loss-type dmd2 --config trainer_configs/digits.yaml``."""
+
+import sys
+
+from miles_dmd.run import main
+
+if __name__ == "__main__":
+    sys.exit(main())
