@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from miles_dmd.files import atomic_write_bytes
+from miles_dmd.observe.spans import TIME_PREFIX
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy import ndarray
 
+DPI, MAX_WIDTH, CELL_WIDTH = 110, 2000, 160
+GAP, LABEL_HEIGHT, TITLE_HEIGHT = 8, 18, 40
 INK, MUTED, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 COLOURS = ("#2563a8", "#d9822b", "#3a8f5c", "#b5446e", "#7557a6", "#8c6d46", "#9aa5b1")
-TIME_PREFIX = "time/"
-"""Rows hold the seconds of each phase of their cycle as ``time/<phase>``."""
 
 PANELS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Losses", ("actor/loss", "critic/loss"), True),
@@ -33,38 +34,44 @@ def sample_grid(
 ) -> None:
     """``images`` [N, H, W, 3] uint8 in rows of ``columns`` (a near-square grid without), each under its label.
 
-    Small images are enlarged by whole pixels, so that they stay sharp; the PNG is at most about 2,000 pixels wide.
-    Raises ValueError for another shape or dtype, no images, or a number of labels that differs from theirs.
+    Small images are enlarged by whole pixels, so that they stay sharp; large ones are shrunk until the PNG is at most
+    2,000 pixels wide. Raises ValueError for another shape or dtype, no images, or another number of labels than images.
     """
     if images.ndim != 4 or images.shape[-1] != 3 or str(images.dtype) != "uint8" or len(images) == 0:
         raise ValueError(f"images must be [N, H, W, 3] uint8 with N > 0, got {images.shape} {images.dtype}")
     if labels and len(labels) != len(images):
         raise ValueError(f"{len(images)} images have {len(labels)} labels")
     columns = min(len(images), columns or math.ceil(math.sqrt(len(images))))
-    rows = math.ceil(len(images) / columns)
-    height, width = images.shape[1:3]
-    cell = min(1.6, 18 / columns)  # inches: labels keep their size whatever the images have
-    tall = cell * height / width + (0.26 if labels else 0.06)
-    head = 0.45 if title else 0.1
-    figure = _figure(columns * (cell + 0.06) + 0.1, rows * tall + head)
-    grid = figure.add_gridspec(
-        rows, columns, left=0.05 / figure.get_figwidth(), right=1 - 0.05 / figure.get_figwidth(), wspace=0.04, hspace=0,
-        bottom=0.05 / figure.get_figheight(), top=1 - head / figure.get_figheight(),
-    )  # fmt: skip
-    for number, image in enumerate(images):
-        axes = figure.add_subplot(grid[number // columns, number % columns])
-        _image(axes, image, labels[number] if labels else "", cell)
+    cells = [fitted(image, (MAX_WIDTH - GAP) // columns - GAP) for image in images]
+    height, width = cells[0].shape[0] + GAP + (LABEL_HEIGHT if labels else 0), cells[0].shape[1] + GAP
+    head = TITLE_HEIGHT if title else GAP
+    total = head + math.ceil(len(cells) / columns) * height
+    figure = _figure((columns * width + GAP) / DPI, total / DPI)
+    for index, cell in enumerate(cells):
+        row, column = divmod(index, columns)
+        left, top = GAP + column * width, head + row * height + (LABEL_HEIGHT if labels else 0)
+        figure.figimage(cell, left, total - top - cell.shape[0], origin="upper")
+        if labels:
+            label, above = shortened(labels[index], cell.shape[1] // 6), 1 - (top - 4) / total
+            figure.text(left / figure.bbox.width, above, label, size=7.5, color=MUTED, va="bottom", parse_math=False)
     if title:
-        figure.text(
-            0.08 / figure.get_figwidth(),
-            1 - 0.1 / figure.get_figheight(),
-            title,
-            size=11,
-            color=INK,
-            weight="bold",
-            va="top",
-        )
+        where = (GAP / figure.bbox.width, 1 - 10 / total)
+        figure.text(*where, title, size=11, color=INK, weight="bold", va="top", parse_math=False)
     _save(figure, path)
+
+
+def fitted(image: "ndarray", limit: int) -> "ndarray":
+    """``image`` [H, W, 3] at most ``limit`` wide: times a whole number up to CELL_WIDTH, or shrunk if it is wider."""
+    from PIL import Image
+
+    height, width = image.shape[:2]
+    if width > limit:
+        import numpy
+
+        small = Image.fromarray(image).resize((limit, max(1, round(height * limit / width))), Image.Resampling.LANCZOS)
+        return numpy.asarray(small)
+    factor = max(1, min(limit, CELL_WIDTH) // width)
+    return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def curves(rows: Sequence[Mapping[str, float]], path: str | Path, title: str = "") -> None:
@@ -93,30 +100,25 @@ def curves(rows: Sequence[Mapping[str, float]], path: str | Path, title: str = "
 
 
 def _curve_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], title: str, keys: Sequence[str], log: bool) -> None:
-    _dress(axes, title)
+    _dress(axes, title, rows)
     drawn = [key for key in keys if any(key in row for row in rows)]
     for colour, key in zip(COLOURS, drawn, strict=False):
         cycles, values = zip(*((row["cycle"], row[key]) for row in rows if key in row), strict=True)
-        faint = len(values) >= 40
-        label = key.split("/")[0]
-        axes.plot(
-            cycles,
-            values,
-            color=colour,
-            lw=0.8 if faint else 1.6,
-            alpha=0.3 if faint else 1,
-            label=None if faint else label,
-        )
-        if faint:
-            axes.plot(cycles, smoothed(values, window=len(values) // 20), color=colour, lw=1.8, label=label)
-    if log and all(row[key] > 0 for key in drawn for row in rows if key in row and math.isfinite(row[key])):
-        axes.set_yscale("log")
+        dot = "o" if len(values) == 1 else None
+        trend = smoothed(values, max(1, len(values) // 20))
+        axes.plot(cycles, values, color=colour, lw=0.8, alpha=0.3)
+        axes.plot(cycles, trend, color=colour, lw=1.8, marker=dot, ms=4, label=key.split("/")[0])
+    finite = [row[key] for key in drawn for row in rows if key in row and math.isfinite(row[key])]
+    if log and finite and min(finite) > 0 and max(finite) > 5 * min(finite):
+        _logarithmic(axes)
     if len(drawn) > 1:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best", handlelength=1.2)
 
 
 def _time_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], phases: Sequence[str]) -> None:
-    _dress(axes, "Seconds per cycle by phase")
+    _dress(axes, "Seconds per cycle by phase", rows)
+    if len(rows) == 1:  # an area needs two ends
+        rows = [{**rows[0], "cycle": rows[0]["cycle"] + offset} for offset in (-0.2, 0.2)]
     cycles = [row["cycle"] for row in rows]
     window = max(1, len(rows) // 20)
     layers = [smoothed([row.get(phase, 0.0) for row in rows], window) for phase in phases]
@@ -149,16 +151,7 @@ def _figure(width: float, height: float) -> "Figure":
     # no pyplot: it holds figures for ever and picks a backend that may want a display
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=110, facecolor="white")
-
-
-def _image(axes: "Axes", image: "ndarray", label: str, cell: float) -> None:
-    axes.imshow(image, interpolation="nearest" if max(image.shape) <= 128 else "antialiased", aspect="equal")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
-    if label:
-        axes.set_title(shortened(label, int(cell * 13)), size=7.5, color=MUTED, pad=3)
+    return Figure(figsize=(width, height), dpi=DPI, facecolor="white")
 
 
 def shortened(label: str, length: int) -> str:
@@ -170,13 +163,32 @@ def shortened(label: str, length: int) -> str:
     return (at_word if len(at_word) > length // 2 else cut).rstrip(" ,;:") + "…"
 
 
-def _dress(axes: "Axes", title: str) -> None:
+def _logarithmic(axes: "Axes") -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    plain = axes.yaxis.get_major_formatter()
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(plain)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _dress(axes: "Axes", title: str, rows: Sequence[Mapping[str, float]]) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     axes.set_title(title, loc="left", size=10, color=INK)
     axes.set_xlabel("cycle", size=8, color=MUTED)
     axes.tick_params(labelsize=8, colors=MUTED, length=0)
     axes.grid(color=GRID, lw=0.8)
     axes.set_axisbelow(True)
-    axes.margins(x=0.01)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    first, last = rows[0]["cycle"], rows[-1]["cycle"]
+    if first < last:
+        axes.set_xlim(first, last)
+    else:
+        axes.set_xlim(first - 0.5, first + 0.5)
+        axes.set_xticks([first])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
     axes.spines[:].set_visible(False)
     axes.spines["bottom"].set(visible=True, color=GRID)
 

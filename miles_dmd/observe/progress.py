@@ -5,10 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichBar
+from typing import Self, TextIO
 
 MAIN_METRICS = ("actor/loss", "critic/loss", "actor/teacher_critic_gap", "actor/grad_norm", "critic/grad_norm")
 """Shown where a cycle has them."""
@@ -36,13 +33,11 @@ class Progress:
         self._stream, self._clock = stream or sys.stderr, clock
         self._times = [clock()]
         self._printed = -math.inf
-        self._bar: RichBar | None = None
+        self._bar: TerminalBar | None = None
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
-            self._bar = _rich_bar(self._stream)
-            self._task = self._bar.add_task("", total=self.total, completed=self.done, left="--:--", metrics="")
-            self._bar.start()
+            self._bar = TerminalBar(self._stream, self.total, self.done)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -54,9 +49,7 @@ class Progress:
         self.done += 1
         self._times = [*self._times[-20:], self._clock()]
         if self._bar is not None:
-            self._bar.update(
-                self._task, completed=self.done, left=clock_time(self.seconds_left), metrics=self._metrics(row)
-            )
+            self._bar.update(self.done, clock_time(self.seconds_left), self._metrics(row))
         elif self.done == self.total or self._clock() - self._printed >= self.min_seconds:
             self._printed = self._clock()
             print(self._line(row), file=self._stream, flush=True)
@@ -87,23 +80,34 @@ def clock_time(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits: 0.1234, 12.34, 1.2e-05."""
+    """Four digits: 0.1234, 12.34, 12346, 1.2e-05."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    return f"{value:#.4g}".rstrip(".") if 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"
+    if 1e-3 <= abs(value) < 1e3:
+        return f"{value:#.4g}"
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.1e}"
 
 
-def _rich_bar(stream: TextIO) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as RichBar
+class TerminalBar:
+    """A bar and, below it, a line of metrics; what is printed or logged meanwhile goes above them."""
 
-    columns = [
-        TextColumn("cycle"),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        TextColumn("[cyan]{task.fields[left]} left[/]"),
-        TextColumn("[dim]{task.fields[metrics]}[/]"),
-    ]
-    return RichBar(*columns, console=Console(file=stream), refresh_per_second=4)
+    def __init__(self, stream: TextIO, total: int, done: int) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = [TextColumn("cycle"), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn()]
+        self._bar = Progress(*columns, TextColumn("[cyan]{task.fields[left]} left[/]"))
+        self._task = self._bar.add_task("", total=total, completed=done, left="--:--")
+        self._live = Live(self._bar, console=Console(file=stream), refresh_per_second=4)
+        self._live.start()
+
+    def update(self, done: int, left: str, metrics: str) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        self._bar.update(self._task, completed=done, left=left)
+        self._live.update(Group(self._bar, Text(metrics, style="dim", no_wrap=True, overflow="ellipsis")))
+
+    def stop(self) -> None:
+        self._live.stop()

@@ -6,7 +6,7 @@ out of what it is nested in, and ranks that work at once count once), or "other"
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +17,7 @@ from miles_dmd.files import atomic_write_text
 
 PHASES = ("rollout", "critic train", "score", "actor train", "weight sync", "save")
 OTHER = "other"
+TIME_PREFIX = "time/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ class SpanLog:
     def write(self, path: str | Path) -> None:
         """A Chrome trace (chrome://tracing, ui.perfetto.dev): a process a group, a thread a rank."""
         atomic_write_text(path, json.dumps(chrome_trace(self.spans, self.start.time)))
+
+
+def time_metrics(totals: Mapping[str, float]) -> dict[str, float]:
+    """{"critic train": 1.5} -> {"time/critic_train": 1.5}: a cycle's totals as metrics, which the curves stack."""
+    return {f"{TIME_PREFIX}{name.replace(' ', '_')}": seconds for name, seconds in totals.items()}
 
 
 def attributed(spans: Sequence[Span], begin: float, end: float) -> dict[str, float]:

@@ -32,13 +32,16 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    drawn.show_edge = drawn.pad_edge = False
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(_is_quantity(row[index]) for row in rows)
         drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(str(cell)) for cell in row))  # Text: a "[B, C]" in a cell is no markup
-    (console or _console()).print(drawn)
+    console = console or _console()
+    console.print(drawn)
+    console.print()
 
 
 def time_rows(totals: Mapping[str, float]) -> list[tuple[str, str, str]]:
