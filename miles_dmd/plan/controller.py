@@ -49,7 +49,8 @@ class DistillationTrainerController:
 
     ``hooks`` is one object or several, called in their order after committed student steps; ``observer`` hears of
     every committed cycle, warm-up included. ``max_consecutive_skipped_cycles``: so many cycles in a row may be given
-    up because a phase skipped its step on all ranks; such a cycle is not committed. 0: a skip is fatal.
+    up because a phase skipped its step on all ranks; such a cycle is not committed. 0: a skip is fatal. Uncommitted is
+    not undone: what stepped in a cycle before the phase that skipped stays stepped.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class DistillationTrainerController:
         self.skipped_cycles = 0
         self._skips_in_a_row = 0
         self._failure = ""
-        self._counters = self._checked(counters or TrainerCounters())
+        self._counters = self._checked(TrainerCounters() if counters is None else counters)
         self._metrics: Metrics = {}
 
     @property
@@ -156,7 +157,7 @@ class DistillationTrainerController:
             self.observer(self.counters, self.phase_metrics)
 
     def _fail(self, error: BaseException, committed: TrainerCounters) -> None:
-        self._failure = f"{type(error).__name__}: {error}"
+        self._failure = f"{type(error).__name__}: {error}".partition("\n")[0]
         if committed.completed_cycles > self._counters.completed_cycles:
             where = f"in a hook or observer of step {committed.global_step}, of which an artefact may exist"
             error.add_note(f"raised {where}; the counters are back at step {self._counters.global_step}")
@@ -172,7 +173,8 @@ class DistillationTrainerController:
     def reset(self) -> None:
         """Back to the start, counters and metrics only."""
         self._refuse_if_failed()
-        self._counters, self._metrics, self._skips_in_a_row = TrainerCounters(), {}, 0
+        self._counters, self._metrics = TrainerCounters(), {}
+        self.skipped_cycles = self._skips_in_a_row = 0
 
     def state_dict(self) -> dict[str, Any]:
         self._refuse_if_failed()

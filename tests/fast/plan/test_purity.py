@@ -64,9 +64,9 @@ def test_invariant_10_what_drives_names_no_recipe_and_no_architecture(name):
 def test_every_name_of_the_control_plane_is_importable_from_it():
     names = (
         "FrozenDict RoleGroupSpec RoleBinding RoleLayoutSpec ScoreTransportSpec ExportSpec DataRequirements "
-        "ObjectiveSpec RolloutSpec InitializationSpec UpdatePhaseSpec UpdateSchedule UpdateCycle PhaseRequest PhaseResult "
-        "TrainerCounters DistillationPlan validate_role_layout validate_export_role validate_distillation_plan "
-        "describe_role_groups resolve_export_role EXPORTABLE_ROLES DMDRecipe DMD2Recipe CausVidRecipe "
+        "ObjectiveSpec RolloutSpec InitializationSpec UpdatePhaseSpec UpdateSchedule UpdateCycle PhaseRequest "
+        "PhaseResult TrainerCounters DistillationPlan validate_role_layout validate_export_role "
+        "validate_distillation_plan describe_role_groups resolve_export_role EXPORTABLE_ROLES DMDRecipe DMD2Recipe CausVidRecipe "
         "SelfForcingRecipe build_plan build_plan_from_config DistillationTrainerController BatchProvider "
         "DistillationTrainerHooks DistillationPhaseExecutor FakeBatchProvider FakePhaseExecutor FakeDistillationHooks"
     )
