@@ -127,9 +127,9 @@ def placement_table(run: Run) -> Table:
     if run.args.local:
         return Table("Placement", [("--local", f"everything in this process; {device}")])
     ranks = {group: own.num_trainer_ranks for group, own in run.trainers.items()}
-    rows = [("bundle", "occupants")]
+    rows = [("bundle", "a rank of each")]
     for bundle in _distinct_bundles(ranks):
-        occupants = [f"{group} {bundle[0]}" for group, count in ranks.items() if bundle[0] < count]
+        occupants = [group for group, count in ranks.items() if bundle[0] < count]
         name = str(bundle[0]) if len(bundle) == 1 else f"{bundle[0]}..{bundle[-1]}"
         rows.append((name, ", ".join([*occupants, *(["rollout"] if bundle[0] == 0 else [])])))
     share = f"1/{len(ranks) + 1}"

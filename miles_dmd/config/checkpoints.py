@@ -41,7 +41,8 @@ def require_pipeline(directory: Path, pipeline: str, components: Sequence[str]) 
     if index.get("_class_name") != pipeline:
         raise ConfigError(f"is a {index.get('_class_name')}, not a {pipeline}; name one, or another --model-family")
     for name in components:
-        if index.get(name, [None])[0] is None:
+        entry = index.get(name)
+        if not isinstance(entry, list) or not entry or entry[0] is None:
             raise ConfigError(f"lacks the component {name} (model_index.json); name a complete {pipeline}")
         if not any((directory / name / config).is_file() for config in _CONFIGS):
             raise ConfigError(f"lacks the component {name} ({directory / name} has no config); download it completely")

@@ -7,7 +7,7 @@ from pathlib import Path
 from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
 
-ENTRIES = ("student", "metrics.jsonl", "summary.json", "run.json", "samples", "curves", "trace.json", "checkpoints")
+ENTRIES = ("student", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard")
 """What a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
 
 

@@ -34,7 +34,7 @@ def test_dmd2_has_the_critic_before_the_actor():
 def test_a_role_that_the_loss_type_lacks_is_refused():
     args = Args(trainers=(TrainerConfig("critc", {"lr": 2e-6}),))
 
-    with pytest.raises(ConfigError, match="'dmd2' has no group 'critc'.*critic, actor.*did you mean critic"):
+    with pytest.raises(ConfigError, match=r"'dmd2' has no group 'critc'.*critic, actor.*did you mean critic"):
         compute_trainer_configs(args)
 
 
@@ -94,7 +94,7 @@ def test_an_option_of_the_loss_type_may_be_overridden():
 
 @pytest.mark.parametrize("args", [Args(), Namespace(lr=1e-5)])
 def test_an_unknown_name_is_refused_with_the_nearest(args):
-    with pytest.raises(ConfigError, match="trainer 'critic' overrides 'lrr', which is no argument.*did you mean lr"):
+    with pytest.raises(ConfigError, match=r"trainer 'critic' overrides 'lrr', which is no argument.*did you mean lr"):
         compute_trainer_args(args, TrainerConfig("critic", {"lrr": 1}))
 
 

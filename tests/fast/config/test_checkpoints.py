@@ -1,0 +1,50 @@
+"""Are parameters counted from safetensors headers alone, whole or in shards?"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from miles_dmd.config.checkpoints import WEIGHTS, require_weights, safetensors_parameters
+from miles_dmd.errors import ConfigError
+
+
+def test_a_single_file_is_counted_without_the_position_table(tmp_path):
+    tensors = {"a.weight": torch.zeros(3, 4), "b": torch.zeros(()), "pos_embed.pos_embed": torch.zeros(1, 9, 2)}
+    save_file(tensors, tmp_path / WEIGHTS, metadata={"format": "pt"})
+
+    assert safetensors_parameters(tmp_path) == 13
+
+
+def test_shards_are_counted_together(tmp_path):
+    save_file({"a": torch.zeros(3)}, tmp_path / "one.safetensors")
+    save_file({"b": torch.zeros(4), "c": torch.zeros(1)}, tmp_path / "two.safetensors")
+    files = {"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"}
+    (tmp_path / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": files}))
+
+    assert safetensors_parameters(tmp_path) == 8
+    require_weights(tmp_path)
+
+
+def test_without_all_of_its_files_a_component_is_not_counted(tmp_path):
+    (tmp_path / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
+
+    assert safetensors_parameters(tmp_path) is None
+    with pytest.raises(ConfigError, match=r"lacks the weights .*one\.safetensors"):
+        require_weights(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 64, (90).to_bytes(8, "little") + b"{"])
+def test_a_file_that_is_not_whole_is_refused(tmp_path, content):
+    (tmp_path / WEIGHTS).write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"is no safetensors file.*download it again"):
+        safetensors_parameters(tmp_path)
+
+
+def test_an_index_without_files_is_refused(tmp_path):
+    (tmp_path / f"{WEIGHTS}.index.json").write_text("{}")
+
+    with pytest.raises(ConfigError, match="names no weight files"):
+        safetensors_parameters(tmp_path)

@@ -1,0 +1,85 @@
+"""Does a run get a directory that no other run has, and is nothing of another run lost unasked?"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from miles_dmd.config.args import Args
+from miles_dmd.config.runs import check_save, claim_run_directory, fresh_run_directory, holds_run, preset_name
+from miles_dmd.errors import ConfigError
+
+
+def test_runs_of_a_preset_are_numbered(tmp_path):
+    names = [fresh_run_directory(tmp_path / "runs", "digits").name for _ in range(3)]
+
+    assert names == ["digits-1", "digits-2", "digits-3"]
+
+
+def test_runs_that_start_at_once_never_share_a_directory(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        directories = list(pool.map(lambda _: fresh_run_directory(tmp_path, "digits"), range(40)))
+
+    assert len(set(directories)) == 40
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({"config": "trainer_configs/digits.yaml"}, "digits"), ({"config": "digits"}, "digits"), ({}, "dmd2")],
+)
+def test_a_run_is_called_after_its_preset(given, name):
+    assert preset_name(Args(**given)) == name
+
+
+def test_without_save_a_run_gets_a_fresh_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    directory = claim_run_directory(Args(config="digits"))
+
+    assert str(directory) == "runs/digits-1"
+    assert directory.is_dir()
+
+
+def test_save_is_made_with_its_parents(tmp_path):
+    directory = claim_run_directory(Args(save=str(tmp_path / "a" / "b")))
+
+    assert directory.is_dir()
+    assert not holds_run(directory)
+
+
+@pytest.mark.parametrize("left", ["student/model_index.json", "metrics.jsonl", "summary.json"])
+def test_another_run_is_replaced_only_when_asked(tmp_path, left):
+    path = tmp_path / "run" / left
+    path.parent.mkdir(parents=True)
+    path.touch()
+    (tmp_path / "run" / "notes.txt").touch()
+    save = str(tmp_path / "run")
+
+    with pytest.raises(ConfigError, match=f"--save {save} holds another run.*--overwrite.*--load"):
+        claim_run_directory(Args(save=save))
+    assert path.exists()
+    claim_run_directory(Args(save=save, overwrite=True))
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_link_is_removed_and_not_what_it_points_to(tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "student").symlink_to(tmp_path / "precious")
+
+    claim_run_directory(Args(save=str(tmp_path / "run"), overwrite=True))
+
+    assert (tmp_path / "precious").is_dir()
+
+
+@pytest.mark.parametrize("save", ["file", "file/below"])
+def test_a_file_in_the_way_is_named(tmp_path, save):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigError, match=r"--save .*file is a file; name a directory"):
+        check_save(Args(save=str(tmp_path / save)))
+
+
+def test_checking_writes_nothing(tmp_path):
+    check_save(Args(save=str(tmp_path / "a")))
+
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,137 @@
+"""Does --dry-run tell what the run will do, from configuration files alone, at once and without torch?"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from miles_dmd.config.checkpoints import WEIGHTS
+from miles_dmd.config.cli import parse_args
+from miles_dmd.report import resolved_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def tables(asked):
+    """title -> its lines, cells separated by one blank, of a run asked for with more flags."""
+
+    def report(*flags):
+        blocks = resolved_run(parse_args([*asked, *flags])).split("\n\n")
+        return {block.splitlines()[0]: [" ".join(line.split()) for line in block.splitlines()[1:]] for block in blocks}
+
+    return report
+
+
+def test_trainers_are_shown_with_what_differs_between_them(tables):
+    lines = tables("--critic-lr", "4e-7", "--num-rollout", "10", "--fake-warmup-cycles", "2")["Trainers"]
+
+    assert lines == [
+        "critic actor",
+        "holds teacher_score, fake_score student, student_ema",
+        "trains fake_score student",
+        "optimizer steps 60 10",
+        "lr 4e-07 1e-05",
+    ]
+
+
+def test_the_schedule_is_drawn_in_a_line(tables):
+    lines = tables("--fake-update-ratio", "1", "--fake-warmup-cycles", "1", "--num-rollout", "7")["Schedule"]
+
+    assert lines == [
+        "cycle 1 student step, then 1 fake_score step",
+        "warm-up 1 cycle of 1 fake_score step",
+        "run 7 cycles, one student step each",
+    ]
+
+
+def test_the_rollout_tells_grid_size_and_files(tables, configuration_only):
+    lines = tables("--height", "512", "--save", "there")["Rollout"]
+
+    assert "sigmas 1, 0.9, 0.75, 0.5 (shift 3)" in lines
+    assert "images 512 x 1024, 256 text tokens" in lines
+    assert f"teacher {configuration_only}" in lines
+    assert "save there" in lines
+
+
+def test_options_of_the_loss_type_are_listed(tables):
+    assert "teacher_guidance 1.5" in tables("--teacher-guidance", "1.5")["Loss type dmd2"]
+
+
+def test_batches_are_followed_from_the_phase_to_the_forward(tables):
+    lines = tables(
+        *("--rollout-batch-size", "24", "--critic-num-trainer-ranks", "2", "--micro-batch-size", "5"),
+        *("--num-rollout", "10", "--fake-update-ratio", "3", "--fake-warmup-cycles", "1"),
+    )["Batches"]
+
+    assert lines == [
+        "batch ranks per rank micro-batches",
+        "critic 24 2 12 2 x 5 + 2",
+        "actor 24 1 24 4 x 5 + 4",
+        "4 batches = 96 samples a cycle; 1,032 samples in the run",  # 24 * (3 * 1 + 10 * 4)
+    ]
+
+
+def test_placement_tells_who_shares_a_device(tables):
+    lines = tables("--critic-num-trainer-ranks", "4", "--actor-num-trainer-ranks", "2", "--device", "cpu")["Placement"]
+
+    assert lines[:4] == [
+        "bundle a rank of each",
+        "0 critic, actor, rollout",
+        "1 critic, actor",
+        "2..3 critic",
+    ]
+    assert "(cpu), 1/3 of it" in lines[4]
+
+
+def test_a_local_run_is_placed_in_this_process(tables):
+    assert tables("--local")["Placement"][0].startswith("--local everything in this process")
+
+
+def test_memory_is_estimated_from_the_configuration_where_there_are_no_weights(tables):
+    lines = tables("--actor-num-trainer-ranks", "2")["Memory"]
+
+    assert "critic fake_score 2,243,171,520 8.4 GiB 8.4 GiB 16.7 GiB - 41.8 GiB" in lines  # 20 B, teacher included
+    assert "actor student_ema 2,243,171,520 8.4 GiB - - - 20.9 GiB" in lines  # 20 B over two ranks
+    assert "estimate" in lines[-1]
+
+
+def test_bf16_computes_with_a_copy(tables):
+    lines = tables("--compute-dtype", "bf16")["Memory"]
+
+    assert "actor student 2,243,171,520 8.4 GiB 8.4 GiB 16.7 GiB 4.2 GiB" in lines
+    assert "rollout student 2,243,171,520 4.2 GiB - - - 4.2 GiB" in lines
+
+
+def test_memory_is_estimated_from_the_headers_of_weights(tables, configuration_only):
+    save_file({"x": torch.zeros(1000)}, configuration_only / "transformer" / WEIGHTS)
+
+    assert any(line.startswith("actor student 1,000 ") for line in tables()["Memory"])
+
+
+def test_a_dry_run_answers_at_once_without_torch(asked, tmp_path):
+    code = (
+        "import sys\nfrom miles_dmd.config.cli import parse_args\nfrom miles_dmd.report import resolved_run\n"
+        "print(resolved_run(parse_args()))\n"
+        "print([name for name in ('torch', 'ray', 'diffusers', 'transformers', 'numpy') if name in sys.modules])"
+    )
+    started = time.monotonic()
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, *asked], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert time.monotonic() - started < 10  # measured: 0.3 s; the limit is wide because a test machine may be busy
+
+
+def test_the_page_of_flags_is_up_to_date():
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "write_cli_docs.py", "--check"], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
