@@ -137,7 +137,9 @@ def placement_table(run: Run) -> Table:
 
 
 def memory_table(run: Run) -> Table:
-    rows = [("", "role", "parameters", "weights", "gradients", "AdamW", "compute copy", "per rank")]
+    rows: list[tuple[str, ...]] = [
+        ("", "role", "parameters", "weights", "gradients", "AdamW", "compute copy", "per rank")
+    ]
     for group, own in run.trainers.items():
         total = 0.0
         for role, number, bytes_each in _held(run, group, own):

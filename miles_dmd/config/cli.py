@@ -78,7 +78,8 @@ def _peek(words: Sequence[str], name: str) -> str | None:
     """The value of one flag, before it is known which others there are."""
     parser = _Parser(PROGRAM, add_help=False, allow_abbrev=False)
     parser.add_argument(name, dest="value")
-    return parser.parse_known_args(words)[0].value
+    value: str | None = parser.parse_known_args(words)[0].value
+    return value
 
 
 def _loss_name(flag: str | None, preset: Preset) -> str:

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import functools
 import importlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,7 +106,6 @@ def _default(row: dataclasses.Field[Any]) -> Any:
     return None if row.default is dataclasses.MISSING else row.default
 
 
-@functools.cache
 def docstrings(arguments: type) -> Mapping[str, str]:
     """field -> the words under it, on one line, read from the source of the dataclass and of those it extends."""
     found: dict[str, str] = {}

@@ -4,7 +4,6 @@ Arguments declare it in their type: ``num_rollout: Count``, ``lr: Positive``, ``
 """
 
 import dataclasses
-import functools
 import math
 import types
 import typing
@@ -98,7 +97,6 @@ NOT_ASKED = {"asked": False}
 """Metadata of a field that is no argument: nobody can set it by flag, preset or override."""
 
 
-@functools.cache
 def kinds(arguments: type) -> Mapping[str, Kind]:
     """argument -> kind, of a dataclass of arguments."""
     hints = typing.get_type_hints(arguments, include_extras=True)
@@ -133,9 +131,10 @@ def _one_from_text(kind: Kind, text: str, name: str) -> Any:
 
 
 def _one(kind: Kind, value: Any, name: str) -> Any:
-    if kind.type is float and not isinstance(value, bool) and isinstance(value, (int, str)):
-        value = _as_float(value)
-    if type(value) is not kind.type or (kind.type is float and not math.isfinite(value)):
+    if kind.type is float and isinstance(value, int | str):
+        value = _number(value)
+    is_of_type = isinstance(value, kind.type) and isinstance(value, bool) == (kind.type is bool)
+    if not is_of_type or (kind.type is float and not math.isfinite(value)):
         raise _refusal(kind, value, name)
     if kind.choices and value not in kind.choices:
         raise ConfigError(f"{name} {value!r} must be {kind}{nearest(value, kind.choices)}")
@@ -144,24 +143,22 @@ def _one(kind: Kind, value: Any, name: str) -> Any:
     return value
 
 
-def _as_float(value: int | str) -> float | str:
+def _number(value: Any) -> Any:
+    """As a float where it is one, written as a number or as text; else as it is. True and False are no numbers."""
     try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return str(value)
+        return value if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return value
 
 
 def _refusal(kind: Kind, value: Any, name: str) -> ConfigError:
+    number = _number(value)
     cure = ""
-    if kind.type is int and (whole := _as_float(value) if isinstance(value, (str, float)) else "") and _is_whole(whole):
-        cure = f"; write {int(whole)}"
+    if kind.type is int and isinstance(number, float) and number.is_integer():
+        cure = f"; write {int(number)}"
     if kind.type is str:
         cure = "; put it in quotes"
     return ConfigError(f"{name} {_shown(value)} must be {kind}{cure}")
-
-
-def _is_whole(value: float | str) -> bool:
-    return isinstance(value, float) and math.isfinite(value) and value.is_integer()
 
 
 def _shown(value: Any) -> str:

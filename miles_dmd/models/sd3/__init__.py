@@ -79,7 +79,7 @@ def _norm_size(qk_norm: str | None, head_dim: int) -> int:
 
 def pixel_multiple(checkpoint: Path) -> int:
     """Pixels along a side of one patch: the VAE's factor times the transformer's patch."""
-    return _vae_factor(checkpoint) * _transformer(checkpoint)["patch_size"]
+    return _vae_factor(checkpoint) * int(_transformer(checkpoint)["patch_size"])
 
 
 def default_pixels(checkpoint: Path) -> tuple[int, int]:
@@ -90,7 +90,7 @@ def default_pixels(checkpoint: Path) -> tuple[int, int]:
 
 def max_pixels(checkpoint: Path) -> int:
     """Longest side that the position table reaches."""
-    return _transformer(checkpoint)["pos_embed_max_size"] * pixel_multiple(checkpoint)
+    return int(_transformer(checkpoint)["pos_embed_max_size"]) * pixel_multiple(checkpoint)
 
 
 def default_max_sequence_length(checkpoint: Path) -> int:

@@ -94,6 +94,7 @@ def test_an_unknown_preset_is_refused_with_those_there_are():
         ("args: {lr: 1, lr: 2}", ["mine.yaml: line 1: 'lr' stands twice"]),
         ("args: [lr]", ["mine.yaml: args must hold names and values"]),
         ("args: {1: 2}", ["key 1 must be a name"]),
+        ("args: {[1]: 2}", ["mine.yaml: line 1: a key must be a name"]),
         ("- args", ["mine.yaml must hold names and values"]),
         ("args: {lr: 1", ["mine.yaml: line 1"]),
         ("args: !!python/object:os.system {}", ["mine.yaml: line 1", "could not determine a constructor"]),
