@@ -41,6 +41,7 @@ from miles_dmd.plan.recipes import (
     DMD2Recipe,
     DMDRecipe,
     OnPolicyDistillationRecipe,
+    Profile,
     Recipe,
     Registry,
     SelfForcingRecipe,

@@ -159,7 +159,7 @@ def immutable(cls: type[T]) -> type[T]:
 
     made.__init__ = init_once
     made.__setstate__ = state
-    made.__reduce__ = lambda self: (made, tuple(getattr(self, field.name) for field in fields(made)))
+    made.__reduce__ = lambda self: (type(self), tuple(getattr(self, field.name) for field in fields(made)))
     return made
 
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from miles_dmd.errors import NotFound, PlanError
 from miles_dmd.plan.contracts import ExportSpec, RoleBinding, RoleGroupSpec, RoleLayoutSpec
-from miles_dmd.plan.frozen import choice, count, instance, sequence
-from miles_dmd.plan.plan import DistillationPlan
+from miles_dmd.plan.frozen import choice, count, immutable, instance, sequence
+from miles_dmd.plan.plan import DISTRIBUTION_MATCHING_ROLES, DistillationPlan
 from miles_dmd.plan.schedule import UpdatePhaseSpec, UpdateSchedule
 
 T = TypeVar("T")
@@ -85,69 +85,76 @@ initialization_registry.register("base", "the student starts as the pretrained m
 initialization_registry.register("ode_regression", "the student comes out of an ODE regression stage")
 
 
+@immutable
+class Profile:
+    """A variant of a recipe: its data mode, who trains in the fake-score phase, what it requires on top."""
+
+    data_mode: str
+    fake_roles: tuple[str, ...] = ("fake_score",)
+    capabilities: frozenset[str] = frozenset()
+
+
 class Recipe:
-    """Class attributes say what a recipe allows; the first profile and the first rollout are its defaults."""
+    """Class attributes say what a recipe allows; the first profile, rollout and storage are its defaults."""
 
     name: ClassVar[str]
     objective: ClassVar[str]
-    objective_roles: ClassVar[tuple[str, ...]] = ()
-    """Roles that the objective reads; none stands for the four of distribution matching."""
-    profiles: ClassVar[Mapping[str, str]]
-    """profile -> its data mode."""
+    objective_roles: ClassVar[tuple[str, ...]] = DISTRIBUTION_MATCHING_ROLES
+    """Roles that the objective reads."""
+    profiles: ClassVar[Mapping[str, Profile]]
     rollouts: ClassVar[tuple[str, ...]]
-    stage: ClassVar[str] = "base"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"distribution_matching"})
     partitions: ClassVar[Partition]
     """role_storage -> group -> its roles, in order; ``colocated_independent`` splits the first of them."""
+    stage: ClassVar[str] = "base"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"distribution_matching"})
     default_ratio: ClassVar[int] = 5
     default_export: ClassVar[str] = "student_ema"
 
     def build(self, config: Any) -> DistillationPlan:
         """``config`` is a mapping or has attributes; keys are SETTINGS and ``<group>_model_path``."""
-        profile = read(config, "profile", next(iter(self.profiles)))
-        choice(f"profile of recipe {self.name!r}", profile, self.profiles)
-        mode = read(config, "data_mode", self.profiles[profile])
-        choice(f"data_mode of recipe {self.name!r} with profile {profile!r}", mode, (self.profiles[profile],))
-        rollout = read(config, "rollout_strategy", self.rollouts[0])
+        known = f"of recipe {self.name!r}"
+        name = choice(f"profile {known}", read(config, "profile", next(iter(self.profiles))), self.profiles)
+        rollout = choice(f"rollout_strategy {known}", read(config, "rollout_strategy", self.rollouts[0]), self.rollouts)
+        profile = self.profiles[name]
+        mode = read(config, "data_mode", profile.data_mode)
+        choice(f"data_mode {known} with profile {name!r}", mode, (profile.data_mode,))
         return DistillationPlan(
             name=self.name,
             version=1,
             role_layout=self.layout(config, profile),
             data_requirements={"mode": mode},
-            objective={"name": self.objective, "profile": profile} | self._rolesread(),
-            rollout={"strategy": choice(f"rollout_strategy of recipe {self.name!r}", rollout, self.rollouts)},
+            objective={"name": self.objective, "profile": name, "roles": self.objective_roles},
+            rollout={"strategy": rollout},
             initialization={"stage": self.stage} | ({"requires_provenance": True} if self.stage != "base" else {}),
             update_schedule=self.schedule(config, profile),
             export=ExportSpec(read(config, "export_role", self.default_export)),
-            required_capabilities=self.required(profile),
+            required_capabilities=self.capabilities | profile.capabilities,
         )
 
-    def _rolesread(self) -> dict[str, Any]:
-        return {"roles": self.objective_roles} if self.objective_roles else {}
-
-    def required(self, profile: str) -> frozenset[str]:
-        return self.capabilities
-
-    def fake_roles(self, profile: str) -> tuple[str, ...]:
-        return ("fake_score",)
-
-    def schedule(self, config: Any, profile: str) -> UpdateSchedule:
+    def schedule(self, config: Any, profile: Profile) -> UpdateSchedule:
         """The student once, then K updates of the fake score; the warm-up is the fake-score phase alone."""
+        ema = "student_ema" in self.objective_roles
+        student = UpdatePhaseSpec("student", trainable_roles=("student",), update_ema=ema)
+        if not profile.fake_roles:
+            for key in ("fake_update_ratio", "fake_warmup_cycles"):
+                if value := read(config, key):
+                    raise PlanError(f"recipe {self.name!r} has no fake score; drop {key}={value!r}")
+            return UpdateSchedule((student,))
         ratio = count("fake_update_ratio", read(config, "fake_update_ratio", self.default_ratio), 1)
         warmup = count("fake_warmup_cycles", read(config, "fake_warmup_cycles", 0))
-        student = UpdatePhaseSpec("student", trainable_roles=("student",), update_ema=True)
-        fake = UpdatePhaseSpec("fake_score", repeats=ratio, trainable_roles=self.fake_roles(profile))
+        fake = UpdatePhaseSpec("fake_score", repeats=ratio, trainable_roles=profile.fake_roles)
         return UpdateSchedule((student, fake), (fake,) if warmup else (), warmup)
 
-    def layout(self, config: Any, profile: str) -> RoleLayoutSpec:
+    def layout(self, config: Any, profile: Profile) -> RoleLayoutSpec:
+        """Who lives where; the discriminator of an adversarial profile lives beside the fake score."""
         known = (*self.partitions, "colocated_independent")
         storage = choice(f"role_storage of recipe {self.name!r}", read(config, "role_storage", known[0]), known)
-        groups = self.partitions.get(storage, self.partitions[known[0]])
+        groups = {
+            group: tuple(r for role in roles for r in (profile.fake_roles if role == "fake_score" else (role,)))
+            for group, roles in self.partitions.get(storage, self.partitions[known[0]]).items()
+        }
         _refuse_unknown_settings(config, self.name, groups)
         paths = {group: read(config, _path_key(group), read(config, "model_path", "")) for group in groups}
-        if extra := [role for role in self.fake_roles(profile) if role not in sum(groups.values(), ())]:
-            home = next(group for group, roles in groups.items() if "fake_score" in roles)
-            groups = {**groups, home: (*groups[home], *extra)}
         layout = partition_layout(groups, paths, storage)
         return independent_layout(layout) if storage == "colocated_independent" else layout
 
@@ -216,7 +223,7 @@ _TWO_MODELS: Partition = {"shared_base_adapters": {"bidirectional_base": _SCORES
 class DMDRecipe(Recipe):
     name = "dmd"
     objective = "dmd"
-    profiles: ClassVar = {"paper": "regression_pairs"}
+    profiles: ClassVar = {"paper": Profile("regression_pairs")}
     rollouts = ("one_step",)
     partitions: ClassVar[Partition] = _ONE_MODEL
     default_ratio = 1
@@ -224,36 +231,31 @@ class DMDRecipe(Recipe):
 
 @recipe_registry.register("dmd2")
 class DMD2Recipe(Recipe):
-    """The paper's profile adds a discriminator, which trains in the fake-score phase."""
-
     name = "dmd2"
     objective = "dmd2"
-    profiles: ClassVar = {"distribution_only": "prompts", "paper": "prompt_and_real_latent"}
+    profiles: ClassVar = {
+        "distribution_only": Profile("prompts"),
+        "paper": Profile("prompt_and_real_latent", ("fake_score", "discriminator"), frozenset({"adversarial"})),
+    }
     rollouts = ("ode_euler", "consistency_renoise", "backward_simulated")
     partitions: ClassVar[Partition] = _ONE_MODEL
-
-    def required(self, profile: str) -> frozenset[str]:
-        return self.capabilities | ({"adversarial"} if profile == "paper" else set())
-
-    def fake_roles(self, profile: str) -> tuple[str, ...]:
-        return ("fake_score", "discriminator") if profile == "paper" else ("fake_score",)
 
 
 @recipe_registry.register("causvid")
 class CausVidRecipe(Recipe):
     name = "causvid"
     objective = "dmd"
-    profiles: ClassVar = {"distribution_only": "prompt_and_real_latent"}
+    profiles: ClassVar = {"distribution_only": Profile("prompt_and_real_latent")}
     rollouts = ("teacher_forced_causal",)
+    partitions: ClassVar[Partition] = _TWO_MODELS
     stage = "ode_regression"
     capabilities = frozenset({"distribution_matching", "autoregressive"})
-    partitions: ClassVar[Partition] = _TWO_MODELS
 
 
 @recipe_registry.register("self_forcing")
 class SelfForcingRecipe(CausVidRecipe):
     name = "self_forcing"
-    profiles: ClassVar = {"distribution_only": "prompts"}
+    profiles: ClassVar = {"distribution_only": Profile("prompts")}
     rollouts = ("self_forced",)
 
 
@@ -264,20 +266,11 @@ class OnPolicyDistillationRecipe(Recipe):
     name = "opd"
     objective = "token_matching"
     objective_roles = ("student", "teacher_score")
-    profiles: ClassVar = {"on_policy": "prompts"}
+    profiles: ClassVar = {"on_policy": Profile("prompts", fake_roles=())}
     rollouts = ("on_policy_tokens",)
-    capabilities = frozenset({"token_matching"})
     partitions: ClassVar[Partition] = {"actor_teacher": {"teacher": ("teacher_score",), "actor": ("student",)}}
+    capabilities = frozenset({"token_matching"})
     default_export = "student"
-
-    def fake_roles(self, profile: str) -> tuple[str, ...]:
-        return ()
-
-    def schedule(self, config: Any, profile: str) -> UpdateSchedule:
-        for key in ("fake_update_ratio", "fake_warmup_cycles"):
-            if value := read(config, key, None):
-                raise PlanError(f"recipe {self.name!r} has no fake score; drop {key}={value!r}")
-        return UpdateSchedule((UpdatePhaseSpec("student", trainable_roles=("student",)),))
 
 
 def build_plan(name: str, config: Any, capabilities: Collection[str] = frozenset()) -> DistillationPlan:

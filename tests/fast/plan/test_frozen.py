@@ -180,6 +180,12 @@ def test_invariant_1_the_fingerprint_is_the_same_under_every_hash_seed_and_inser
     assert elsewhere == {here}
 
 
+def test_invariant_1_the_fingerprint_does_not_depend_on_insertion_order(plan):
+    turned = dict(reversed(list(plan.rollout.items())))
+
+    assert dataclasses.replace(plan, rollout=turned).fingerprint == plan.fingerprint
+
+
 def test_the_fingerprint_tells_a_set_from_a_sequence(plan):
     one, other = (dataclasses.replace(plan, rollout={"strategy": "s", "x": x}) for x in (("a",), {"a"}))
 

@@ -62,13 +62,14 @@ def test_invariant_10_what_drives_names_no_recipe_and_no_architecture(name):
 
 
 def test_every_name_of_the_control_plane_is_importable_from_it():
-    names = (
-        "FrozenDict RoleGroupSpec RoleBinding RoleLayoutSpec ScoreTransportSpec ExportSpec DataRequirements "
-        "ObjectiveSpec RolloutSpec InitializationSpec UpdatePhaseSpec UpdateSchedule UpdateCycle PhaseRequest "
-        "PhaseResult TrainerCounters DistillationPlan validate_role_layout validate_export_role "
-        "validate_distillation_plan describe_role_groups resolve_export_role EXPORTABLE_ROLES DMDRecipe DMD2Recipe CausVidRecipe "
-        "SelfForcingRecipe build_plan build_plan_from_config DistillationTrainerController BatchProvider "
-        "DistillationTrainerHooks DistillationPhaseExecutor FakeBatchProvider FakePhaseExecutor FakeDistillationHooks"
-    )
+    names = """
+        FrozenDict RoleGroupSpec RoleBinding RoleLayoutSpec ScoreTransportSpec ExportSpec EXPORTABLE_ROLES
+        DataRequirements ObjectiveSpec RolloutSpec InitializationSpec DistillationPlan
+        UpdatePhaseSpec UpdateSchedule UpdateCycle PhaseRequest PhaseResult TrainerCounters
+        validate_role_layout validate_export_role validate_distillation_plan describe_role_groups resolve_export_role
+        DMDRecipe DMD2Recipe CausVidRecipe SelfForcingRecipe build_plan build_plan_from_config
+        DistillationTrainerController BatchProvider DistillationTrainerHooks DistillationPhaseExecutor
+        FakeBatchProvider FakePhaseExecutor FakeDistillationHooks
+    """
 
     assert [name for name in names.split() if not hasattr(miles_dmd.plan, name)] == []
