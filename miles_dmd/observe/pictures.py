@@ -3,21 +3,22 @@
 import io
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from miles_dmd.files import atomic_write_bytes
-from miles_dmd.observe.spans import TIME_PREFIX
+from miles_dmd.observe.spans import OTHER, TIME_PREFIX
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy import ndarray
 
-DPI, MAX_WIDTH, CELL_WIDTH = 110, 2000, 160
+DPI, MAX_WIDTH, CELL_WIDTH = 110, 2000, 128
 GAP, LABEL_HEIGHT, TITLE_HEIGHT = 8, 18, 40
-INK, MUTED, GRID = "#1f2933", "#7b8794", "#e4e7eb"
-COLOURS = ("#2563a8", "#d9822b", "#3a8f5c", "#b5446e", "#7557a6", "#8c6d46", "#9aa5b1")
+INK, MUTED, GREY, GRID = "#1f2933", "#7b8794", "#b0b8c1", "#e4e7eb"
+COLOURS = ("#2563a8", "#d9822b", "#3a8f5c", "#b5446e", "#7557a6", "#8c6d46", "#35a3a8", "#c2b035")
 
 PANELS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Losses", ("actor/loss", "critic/loss"), True),
@@ -34,6 +35,7 @@ def sample_grid(
 ) -> None:
     """``images`` [N, H, W, 3] uint8 in rows of ``columns`` (a near-square grid without), each under its label.
 
+    A label may run on over images whose label is empty: one prompt a row needs one label a row.
     Small images are enlarged by whole pixels, so that they stay sharp; large ones are shrunk until the PNG is at most
     2,000 pixels wide. Raises ValueError for another shape or dtype, no images, or another number of labels than images.
     """
@@ -51,8 +53,9 @@ def sample_grid(
         row, column = divmod(index, columns)
         left, top = GAP + column * width, head + row * height + (LABEL_HEIGHT if labels else 0)
         figure.figimage(cell, left, total - top - cell.shape[0], origin="upper")
-        if labels:
-            label, above = shortened(labels[index], cell.shape[1] // 6), 1 - (top - 4) / total
+        if labels and labels[index]:
+            room = 1 + sum(1 for _ in takewhile(lambda label: not label, labels[index + 1 : (row + 1) * columns]))
+            label, above = shortened(labels[index], (room * width - GAP) // 6), 1 - (top - 4) / total
             figure.text(left / figure.bbox.width, above, label, size=7.5, color=MUTED, va="bottom", parse_math=False)
     if title:
         where = (GAP / figure.bbox.width, 1 - 10 / total)
@@ -82,7 +85,7 @@ def curves(rows: Sequence[Mapping[str, float]], path: str | Path, title: str = "
     if not rows:
         raise ValueError("there are no metrics to draw: the run has no committed cycle")
     panels = [panel for panel in PANELS if any(name in row for name in panel[1] for row in rows)]
-    phases = [name for name in dict.fromkeys(name for row in rows for name in row) if name.startswith(TIME_PREFIX)]
+    phases = _phases(rows)
     number = max(1, len(panels) + bool(phases))
     columns = min(3, number)
     lines = math.ceil(number / columns)
@@ -115,6 +118,13 @@ def _curve_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], title: str, 
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best", handlelength=1.2)
 
 
+def _phases(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    found = dict.fromkeys(name for row in rows for name in row if name.startswith(TIME_PREFIX))
+    return sorted(
+        found, key=lambda name: name == TIME_PREFIX + OTHER
+    )  # stable: as they come, but what is left over last
+
+
 def _time_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], phases: Sequence[str]) -> None:
     _dress(axes, "Seconds per cycle by phase", rows)
     if len(rows) == 1:  # an area needs two ends
@@ -123,7 +133,8 @@ def _time_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], phases: Seque
     window = max(1, len(rows) // 20)
     layers = [smoothed([row.get(phase, 0.0) for row in rows], window) for phase in phases]
     labels = [phase.removeprefix(TIME_PREFIX).replace("_", " ") for phase in phases]
-    axes.stackplot(cycles, layers, labels=labels, colors=COLOURS[: len(phases)], alpha=0.9, lw=0)
+    colours = [GREY if phase == TIME_PREFIX + OTHER else colour for phase, colour in zip(phases, cycle(COLOURS))]
+    axes.stackplot(cycles, layers, labels=labels, colors=colours, alpha=0.9, lw=0)
     axes.set_ylim(bottom=0)
     handles, names = axes.get_legend_handles_labels()
     axes.legend(

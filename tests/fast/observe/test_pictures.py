@@ -40,10 +40,10 @@ def test_small_samples_are_enlarged_by_whole_pixels_and_not_changed(tmp_path):
     sample_grid(images, tmp_path / "grid.png", columns=2)
 
     picture = np.asarray(Image.open(tmp_path / "grid.png").convert("RGB"))
-    assert picture.shape == (2 * (160 + 8) + 8, 2 * (160 + 8) + 8, 3)
+    assert picture.shape == (2 * (128 + 8) + 8, 2 * (128 + 8) + 8, 3)
     for number, image in enumerate(images):
-        top, left = 8 + 168 * (number // 2), 8 + 168 * (number % 2)
-        assert np.array_equal(picture[top : top + 160, left : left + 160][::20, ::20], image)
+        top, left = 8 + 136 * (number // 2), 8 + 136 * (number % 2)
+        assert np.array_equal(picture[top : top + 128, left : left + 128][::16, ::16], image)
 
 
 def test_large_samples_are_shrunk_until_the_row_fits():
@@ -58,7 +58,16 @@ def test_labels_and_title_stand_in_the_picture(tmp_path, drawn):
     sample_grid(_images(3), tmp_path / "grid.png", ["a $1 coin", "a cat", "x" * 99], title="cycle 50")
 
     texts = [text.get_text() for text in drawn[0].texts]
-    assert texts == ["a $1 coin", "a cat", "x" * 25 + "…", "cycle 50"]
+    assert texts == ["a $1 coin", "a cat", "x" * 20 + "…", "cycle 50"]
+
+
+def test_a_label_may_run_on_over_images_without_one(tmp_path, drawn):
+    long = "a photograph of a red panda that is reading a newspaper in rain"
+
+    sample_grid(_images(6), tmp_path / "grid.png", [long, "", "", long, "", "x"], columns=3)
+
+    texts = [text.get_text() for text in drawn[0].texts]
+    assert texts == [long, "a photograph of a red panda that is reading…", "x"]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +122,17 @@ def test_runs_of_any_length_can_be_drawn_also_with_numbers_that_are_not_finite_o
 def test_curves_of_nothing_are_an_error(tmp_path):
     with pytest.raises(ValueError, match="no committed cycle"):
         curves([], tmp_path / "curves.png")
+
+
+def test_every_phase_has_a_colour_of_its_own_and_what_is_left_over_comes_last_in_grey(tmp_path, drawn):
+    rows = [{"cycle": cycle, "time/other": 0.1} | {f"time/p{n}": 1.0 for n in range(8)} for cycle in (1, 2)]
+
+    curves(rows, tmp_path / "curves.png")
+
+    (axes,) = drawn[0].axes
+    colours = [tuple(layer.get_facecolor()[0]) for layer in axes.collections]
+    assert len(set(colours)) == 9
+    assert axes.collections[-1].get_label() == "other"
 
 
 def test_smoothing_is_the_mean_of_the_last_finite_values():
