@@ -169,9 +169,9 @@ def shortened(label: str, length: int) -> str:
     """At most ``length`` characters: the beginning, cut at a word where that leaves most of it."""
     if len(label) <= length:
         return label
-    cut = label[: length - 1]
-    at_word = cut.rsplit(" ", 1)[0]
-    return (at_word if len(at_word) > length // 2 else cut).rstrip(" ,;:") + "…"
+    at_word = label[:length].rsplit(" ", 1)[0]
+    cut = at_word if length // 2 < len(at_word) < length else label[: length - 1]
+    return cut.rstrip(" ,;:") + "…"
 
 
 def _logarithmic(axes: "Axes") -> None:
