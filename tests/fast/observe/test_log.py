@@ -74,14 +74,13 @@ def test_a_traceback_keeps_its_lines(capsys):
 
 
 def test_warnings_go_the_same_way(capsys):
-    setup_logging()
-
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        logging.captureWarnings(True)
+        logging.captureWarnings(False)  # whatever an earlier test left
+        setup_logging()
         warnings.warn("deprecated", stacklevel=1)
 
-    assert "py.warnings" in capsys.readouterr().err
+    assert "WARNING py.warnings" in capsys.readouterr().err
 
 
 def test_an_unknown_level_is_refused_with_the_list():
