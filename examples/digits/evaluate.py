@@ -1,0 +1,227 @@
+"""How good is the student: teacher, undistilled baseline and student, measured on the same footing, in one table.
+
+usage: python examples/digits/evaluate.py [--student DIR] [--teacher DIR] [--samples 1000] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HERE = Path(__file__).resolve().parent
+FORMAT = 1
+BATCH = 100
+COLUMNS = ("accuracy", "frechet_data", "frechet_teacher", "diversity")
+
+
+class Refusal(Exception):
+    """The user named something that cannot be evaluated: one line, exit code 2."""
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure a distilled digits student against its teacher.")
+    parser.add_argument("--student", type=Path, help="exported student directory; without: teacher and baseline only")
+    parser.add_argument("--teacher", type=Path, help="pipeline directory; without: the student's, or the shipped one")
+    parser.add_argument("--samples", type=int, default=1000, help="per row, a tenth of them for each digit")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples' noise")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads; more only pays on idle cores")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file, too")
+    args = parser.parse_args(argv)
+    if args.samples < 100 or args.samples % 10:
+        parser.error(f"--samples {args.samples}: give a multiple of 10 from 100 up")
+    if args.threads < 1:
+        parser.error(f"--threads {args.threads}: give a whole number from 1 up")
+    return args
+
+
+def read_distillation(student: Path) -> dict[str, Any]:
+    """distillation.json of a student directory. Raises Refusal when it is missing, unreadable or of a newer format."""
+    file = pipeline_directory(student, "--student") / "distillation.json"
+    if not file.is_file():
+        raise Refusal(f"--student {student} has no distillation.json: name the student/ directory of a run")
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Refusal(f"{file} is not JSON ({error}): export the student again") from error
+    version = document.get("format") if isinstance(document, dict) else None
+    if version != FORMAT:
+        raise Refusal(f"{file} has format {version!r}, this script reads {FORMAT}: use the version that wrote it")
+    missing = [key for key in ("sigmas", "solver", "student_call", "teacher_call") if key not in document]
+    if missing:
+        raise Refusal(f"{file} lacks {', '.join(missing)}: export the student again")
+    return document
+
+
+def defaults() -> dict[str, Any]:
+    """What a student of the shipped teacher would say: how the baseline is sampled when there is no student."""
+    from digits import STUDENT_CALL, TEACHER_CALL
+
+    return {
+        "format": FORMAT,
+        "sigmas": [1.0, 0.9, 0.75, 0.5],
+        "solver": "renoise",
+        "student_call": STUDENT_CALL,
+        "teacher_call": TEACHER_CALL,
+    }
+
+
+def pipeline_directory(path: Path, flag: str) -> Path:
+    if not path.is_dir():
+        raise Refusal(f"{flag} {path} is not a directory")
+    if not (path / "model_index.json").is_file():
+        raise Refusal(f"{flag} {path} is not a pipeline directory: it has no model_index.json")
+    return path
+
+
+def open_pipeline(path: Path) -> Any:
+    """The pipeline, without progress bars."""
+    from diffusers import StableDiffusion3Pipeline
+    from diffusers.utils import logging as of_diffusers
+    from transformers.utils import logging as of_transformers
+
+    for logging in (of_diffusers, of_transformers):
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+    pipeline = StableDiffusion3Pipeline.from_pretrained(path)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def student_scheduler(teacher: Any, solver: str) -> Any:
+    """The scheduler that a student of this solver carries, with the teacher's shift. Raises Refusal for others."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler
+
+    kinds = {"renoise": FlowMatchLCMScheduler, "euler": FlowMatchEulerDiscreteScheduler}
+    if solver not in kinds:
+        raise Refusal(f"distillation.json names solver {solver!r}, known are {', '.join(kinds)}")
+    return kinds[solver](shift=teacher.scheduler.config.shift)
+
+
+def sample(pipeline: Any, call: dict[str, Any], count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Ink [count, 8, 8] and labels [count] (0, 1, .. 9, 0, ..) of samples drawn with these keyword arguments.
+
+    Repeats exactly for a seed: sample i's initial latents come from a generator of its own. A re-noising scheduler
+    takes its noise from torch's global generator (the pipeline hands it none): that one is seeded for each batch.
+    """
+    import torch
+    from digits import PROMPTS, to_ink
+
+    labels = torch.arange(count) % len(PROMPTS)
+    parts = []
+    for first in range(0, count, BATCH):
+        rows = range(first, min(first + BATCH, count))
+        torch.manual_seed(seed * 1_000_003 + first)
+        generators = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in rows]
+        prompts = [PROMPTS[labels[i]] for i in rows]
+        images = pipeline(prompts, generator=generators, output_type="pt", **call).images
+        parts.append(to_ink(images * 2 - 1))
+    return torch.cat(parts), labels
+
+
+def grid_of(pipeline: Any) -> list[float]:
+    """The noise levels of the last sampling, as the network saw them, without the final 0."""
+    return [round(sigma, 4) for sigma in pipeline.scheduler.sigmas[:-1].tolist()]
+
+
+def features_of(classifier: Any, ink: Tensor) -> Tensor:
+    import torch
+
+    with torch.no_grad():
+        return classifier.features(ink)
+
+
+def judge(classifier: Any, ink: Tensor, labels: Tensor, **references: Tensor) -> dict[str, float]:
+    """Accuracy, spread, and the Frechet distance to each reference's features, as frechet_<name>."""
+    from digits import accuracy, frechet_distance, spread
+
+    features = features_of(classifier, ink)
+    distances = {f"frechet_{name}": frechet_distance(features, other) for name, other in references.items()}
+    return {"accuracy": accuracy(classifier, ink, labels), "spread": spread(ink, labels), **distances}
+
+
+def evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    """{row: {column: value}} for the data, the teacher, the teacher on other seeds, the baseline and the student.
+
+    The teacher's own samples (seed) are the reference; every other row is drawn on other noise (seed + 1), so that
+    "teacher, other seeds" is the floor that a perfect student would reach.
+    """
+    from digits import load_digits, shipped_classifier, to_image, to_ink
+
+    said = read_distillation(args.student) if args.student else defaults()
+    named = args.teacher or Path(said.get("teacher", HERE / "teacher"))
+    teacher = open_pipeline(pipeline_directory(named, "--teacher"))
+    scheduler = student_scheduler(teacher, said["solver"])
+    classifier = shipped_classifier()
+    ink, labels = load_digits()
+    ink = to_ink(to_image(ink))
+
+    def drawn(pipeline: Any, call: str, seed: int) -> tuple[Tensor, Tensor]:
+        start = time.perf_counter()
+        samples = sample(pipeline, said[call], args.samples, seed)
+        print(f"{args.samples} samples in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+        return samples
+
+    reference = drawn(teacher, "teacher_call", args.seed)
+    sets = {"data": (ink, labels), "teacher": reference}
+    sets["teacher, other seeds"] = drawn(teacher, "teacher_call", args.seed + 1)
+    teacher.scheduler = scheduler
+    sets["baseline"] = drawn(teacher, "student_call", args.seed + 1)
+    grid = grid_of(teacher)
+    if args.student:
+        student = open_pipeline(args.student)
+        sets["student"] = drawn(student, "student_call", args.seed + 1)
+        grid = grid_of(student)
+    if any(abs(a - b) > 1e-3 for a, b in zip(grid, said["sigmas"], strict=True)):
+        raise Refusal(f"student_call samples at {grid}, distillation.json says {said['sigmas']}: export it again")
+    known = {"data": features_of(classifier, ink), "teacher": features_of(classifier, reference[0])}
+    rows = {name: judge(classifier, *samples, **known) for name, samples in sets.items()}
+    for row in rows.values():
+        row["diversity"] = row["spread"] / rows["teacher"]["spread"]
+    return {"format": FORMAT, "samples": args.samples, "seed": args.seed, "sigmas": grid, "rows": rows}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The numbers as a person reads them."""
+    head = f"{'':22s}" + "".join(f"{name:>17s}" for name in COLUMNS)
+    lines = [
+        f"{name:22s}" + "".join(f"{row[column]:17.3f}" for column in COLUMNS) for name, row in result["rows"].items()
+    ]
+    rows = result["rows"]
+    if "student" in rows:
+        ratio = rows["student"]["frechet_teacher"] / rows["baseline"]["frechet_teacher"]
+        lines.append(f"student / baseline, Frechet distance to the teacher: {ratio:.2f}")
+    return "\n".join([head, *lines])
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        for path, flag in ((args.student, "--student"), (args.teacher, "--teacher")):
+            if path is not None:
+                pipeline_directory(path, flag)
+        if args.json is not None and not args.json.parent.is_dir():
+            raise Refusal(f"--json {args.json}: its directory does not exist")
+        if args.student is not None:
+            read_distillation(args.student)
+        import torch
+
+        torch.set_num_threads(args.threads)
+        result = evaluate(args)
+    except Refusal as refusal:
+        print(f"evaluate.py: {refusal}", file=sys.stderr)
+        return 2
+    print(table(result))
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
