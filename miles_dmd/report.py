@@ -119,7 +119,8 @@ def batch_table(run: Run) -> Table:
     fresh = _fresh(run.plan.update_schedule.phases)
     warmup = _fresh(run.plan.update_schedule.warmup_phases) * run.plan.update_schedule.warmup_cycles
     total = (warmup + fresh * run.args.num_rollout) * size
-    return Table("Batches", rows, f"{fresh} batches = {fresh * size:,} samples a cycle; {total:,} samples in the run")
+    note = f"{fresh} batch{'es' * (fresh != 1)} = {fresh * size:,} samples a cycle; {total:,} samples in the run"
+    return Table("Batches", rows, note)
 
 
 def placement_table(run: Run) -> Table:

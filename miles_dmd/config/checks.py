@@ -45,11 +45,6 @@ def check_plugins(args: Args) -> None:
         registry.load("roles", trainer.role)
 
 
-def check_overrides(args: Args) -> None:
-    for _ in _trainers(args):
-        pass
-
-
 def check_loss_options(args: Args) -> None:
     loss_type = registry.load("losses", args.loss_type)
     loss_type.check(args)
@@ -141,7 +136,6 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_required,
     check_values,
     check_plugins,
-    check_overrides,
     check_loss_options,
     check_plan,
     check_one_step_a_phase,

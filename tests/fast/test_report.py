@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from safetensors.torch import save_file
 
 from miles_dmd.config.checkpoints import WEIGHTS
 from miles_dmd.config.cli import parse_args
-from miles_dmd.report import resolved_run
+from miles_dmd.plan import UpdateSchedule
+from miles_dmd.registry import load
+from miles_dmd.report import Run, batch_table, resolved_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,6 +77,17 @@ def test_batches_are_followed_from_the_phase_to_the_forward(tables):
         "actor 24 1 24 4 x 5 + 4",
         "4 batches = 96 samples a cycle; 1,032 samples in the run",  # 24 * (3 * 1 + 10 * 4)
     ]
+
+
+def test_a_batch_that_is_used_again_is_sampled_once(asked):
+    args = parse_args([*asked, "--rollout-batch-size", "10", "--num-rollout", "2"])
+    plan = load("losses", "dmd2").plan(args)
+    student, fake = plan.update_schedule.phases
+    schedule = UpdateSchedule((student, replace(fake, batch_policy="reuse_student")))
+
+    table = batch_table(Run(args, replace(plan, update_schedule=schedule), {"actor": args}))
+
+    assert table.note == "1 batch = 10 samples a cycle; 20 samples in the run"
 
 
 def test_placement_tells_who_shares_a_device(tables):

@@ -32,6 +32,7 @@ def run(tmp_path, asked, capsys, monkeypatch):
         (["--loss-tipe", "dmd2"], ["--loss-tipe dmd2", "did you mean --loss-type?"]),
         (["--critic-learning", "1"], ["--critic-learning 1", "--critic-"]),
         (["-lr", "1"], ["-lr 1", "did you mean --lr?"]),
+        (["--rollout-batch", "8"], ["--rollout-batch 8", "did you mean --rollout-batch-size?"]),
         (["--lr"], ["--lr", "expected one argument"]),
         (["--betas", "0.9"], ["--betas", "expected 2 arguments"]),
         (["--local", "yes"], ["'yes'", "--no-local"]),

@@ -87,9 +87,9 @@ def test_what_cannot_stand_together_is_refused_in_one_line(refused, flags, parts
 
 
 def test_the_nearest_batch_that_divides_really_divides_by_all_ranks(refused):
-    message = refused("--rollout-batch-size", "32", "--critic-num-trainer-ranks", "3", "--actor-num-trainer-ranks", "5")
+    message = refused("--rollout-batch-size", "32", "--critic-num-trainer-ranks", "4", "--actor-num-trainer-ranks", "6")
 
-    assert message.endswith("the nearest that does is 30")
+    assert message.endswith("the nearest that does is 36")
 
 
 def test_what_is_missing_is_named_with_a_preset_to_start_from():

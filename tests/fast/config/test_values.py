@@ -1,10 +1,10 @@
 """Does an argument take what its type says, as text and as data, and refuse the rest in one line?"""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 
-from miles_dmd.config.values import Count, Decay, Kind, Natural, Positive, checked, from_text, kind_of
+from miles_dmd.config.values import Count, Decay, InputPath, Natural, Positive, Range, checked, from_text, kind_of
 from miles_dmd.errors import ConfigError
 
 SOLVER = Literal["renoise", "euler"]
@@ -110,5 +110,8 @@ def test_data_of_another_kind_is_refused_in_one_line(hint, data, part):
     assert "\n" not in str(refused.value)
 
 
-def test_an_optional_kind_remembers_its_bounds():
-    assert kind_of(Count | None) == Kind(int, optional=True, bounds=kind_of(Count).bounds)
+@pytest.mark.parametrize("hint", [Count | None, Annotated[int | None, Range(1)], Annotated[Count | None, InputPath()]])
+def test_an_optional_kind_remembers_its_bounds(hint):
+    kind = kind_of(hint)
+
+    assert (kind.type, kind.optional, kind.bounds) == (int, True, Range(1))
