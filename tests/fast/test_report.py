@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from miles_dmd.config.checkpoints import WEIGHTS
 from miles_dmd.config.cli import parse_args
+from miles_dmd.config.presets import shipped
 from miles_dmd.plan import UpdateSchedule
 from miles_dmd.registry import load
 from miles_dmd.report import Run, batch_table, resolved_run
@@ -119,6 +120,14 @@ def test_bf16_computes_with_a_copy(tables):
 
     assert "actor student 2,243,171,520 8.4 GiB 8.4 GiB 16.7 GiB 4.2 GiB" in lines
     assert "rollout student 2,243,171,520 4.2 GiB - - - 4.2 GiB" in lines
+
+
+@pytest.mark.parametrize("preset", shipped())
+def test_every_shipped_preset_has_a_dry_run_on_configuration_files_alone(tables, preset):
+    sections = tables("--config", preset)
+
+    assert sections["Rollout"][1] == "sigmas 1, 0.9, 0.75, 0.5 (shift 3)"
+    assert any(line.startswith("warm-up 1 cycle") for line in sections["Schedule"])
 
 
 def test_memory_is_estimated_from_the_headers_of_weights(tables, configuration_only):
