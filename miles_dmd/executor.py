@@ -111,7 +111,9 @@ def agreed(group: str, reports: Sequence[TrainReport]) -> bool:
     """Whether the step was taken; ranks that tell different stories end the run."""
     applied = {report.applied for report in reports}
     if len(applied) != 1:
-        raise PhaseError(f"ranks of {group!r} disagree on whether they stepped: {[report.applied for report in reports]}")
+        raise PhaseError(
+            f"ranks of {group!r} disagree on whether they stepped: {[report.applied for report in reports]}"
+        )
     return applied.pop()
 
 

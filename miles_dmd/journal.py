@@ -14,7 +14,7 @@ from miles_dmd.executor import GroupExecutor
 from miles_dmd.observe.metrics import flatten, read_metrics
 from miles_dmd.observe.pictures import curves
 from miles_dmd.observe.progress import Progress
-from miles_dmd.observe.spans import SpanLog
+from miles_dmd.observe.spans import SpanLog, time_metrics
 from miles_dmd.observe.summary import memory_rows, table, time_rows, write_summary
 from miles_dmd.observe.trackers import open_trackers
 from miles_dmd.plan import DistillationPlan, TrainerCounters
@@ -58,7 +58,7 @@ class Journal:
             "global_step": counters.global_step,
             "seconds": sum(times.values()),
             **flatten(phase_metrics, self.group_of_phase),
-            **{f"time/{name.replace(' ', '_')}": seconds for name, seconds in times.items()},
+            **time_metrics(times),
         }
         self.trackers.write(row)
         self.progress.advance(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 
 from miles_dmd.errors import ClusterError
@@ -37,11 +38,26 @@ def _start(address: str | None) -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         return
+    _knock(address)
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ClusterError(
-            f"--ray-address {address}: no Ray cluster answers there ({reason}); start one with `ray start --head`, or leave "
-            "the flag out to start one on this machine"
-        ) from error
+        raise ClusterError(_nobody(address, str(error).splitlines()[0])) from error
+
+
+def _knock(address: str) -> None:
+    """Ray itself waits for minutes before it says that nobody is there."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ClusterError(_nobody(address, str(error))) from error
+
+
+def _nobody(address: str, reason: str) -> str:
+    return (
+        f"--ray-address {address}: no Ray cluster answers there ({reason}); start one with `ray start --head`, or leave "
+        "the flag out to start one on this machine"
+    )

@@ -33,7 +33,7 @@ def shard(network: nn.Module, blocks: Sequence[str], mesh: DeviceMesh, compute_d
     found = [module for module in network.modules() if type(module).__name__ in blocks]
     if not found:
         raise ValueError(f"{type(network).__name__} has no block of a class among {list(blocks)} to shard")
-    for block in found:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(network, mesh=mesh, mp_policy=policy)
+    for module in (*found, network):
+        # also the root: a scoring pass would otherwise leave its parameters gathered until the next backward
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     return network

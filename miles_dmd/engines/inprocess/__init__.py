@@ -2,4 +2,4 @@
 
 from miles_dmd.contracts.engine import EngineType
 
-engine = EngineType(build="miles_dmd.engines.inprocess.engine:build")
+engine = EngineType(build="miles_dmd.engines.inprocess.sampler:build")

@@ -1,32 +1,21 @@
 """Does the torch-free declaration of SD3 say what diffusers' own classes say?"""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 
-from miles_dmd.models.sd3 import count_parameters
+from miles_dmd.errors import ConfigError
+from miles_dmd.models.sd3 import count_parameters, family, max_pixels
 
-SD35_MEDIUM = {
-    "attention_head_dim": 64,
-    "caption_projection_dim": 1536,
-    "dual_attention_layers": list(range(13)),
-    "in_channels": 16,
-    "joint_attention_dim": 4096,
-    "num_attention_heads": 24,
-    "num_layers": 24,
-    "out_channels": 16,
-    "patch_size": 2,
-    "pooled_projection_dim": 2048,
-    "pos_embed_max_size": 384,
-    "qk_norm": "rms_norm",
-    "sample_size": 128,
-}
 SD35_LARGE = {
-    **SD35_MEDIUM,
     "num_layers": 38,
     "num_attention_heads": 38,
     "caption_projection_dim": 2432,
-    "dual_attention_layers": [],
+    "qk_norm": "rms_norm",
     "pos_embed_max_size": 192,
 }
 SD3_MEDIUM = {"num_attention_heads": 24, "num_layers": 24, "caption_projection_dim": 1536, "pos_embed_max_size": 192}
@@ -46,7 +35,6 @@ TINY = {
 @pytest.mark.parametrize(
     "config",
     [
-        SD35_MEDIUM,
         SD35_LARGE,
         SD3_MEDIUM,
         TINY,
@@ -59,3 +47,39 @@ def test_the_formula_counts_what_diffusers_builds(config):
         network = SD3Transformer2DModel.from_config(config)
 
     assert count_parameters(config) == sum(weight.numel() for weight in network.parameters())
+
+
+def test_the_formula_counts_the_real_model(sd35_medium_config):
+    with torch.device("meta"):
+        network = SD3Transformer2DModel.from_config(sd35_medium_config)
+
+    counted = count_parameters(sd35_medium_config)
+
+    assert counted == sum(weight.numel() for weight in network.parameters()) == 2_243_171_520
+
+
+def test_an_unknown_norm_is_refused():
+    with pytest.raises(ConfigError, match="qk_norm 'batch_norm'"):
+        count_parameters({**TINY, "qk_norm": "batch_norm"})
+
+
+def test_sizes_follow_from_the_configuration(configuration_only):
+    assert family.pixel_multiple(configuration_only) == 16
+    assert family.default_pixels(configuration_only) == (1024, 1024)
+    assert max_pixels(configuration_only) == 384 * 16
+
+
+@pytest.mark.parametrize(("tokenizer", "length"), [(512, 256), (12, 12), (int(1e30), 256), (None, 256)])
+def test_the_text_is_as_long_as_the_pipeline_makes_it(configuration_only, tokenizer, length):
+    config = {} if tokenizer is None else {"model_max_length": tokenizer}
+    (configuration_only / "tokenizer_3" / "tokenizer_config.json").write_text(json.dumps(config))
+
+    assert family.default_max_sequence_length(configuration_only) == length
+
+
+def test_the_declaration_knows_no_torch():
+    code = "import sys, miles_dmd.models.sd3; print('torch' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"

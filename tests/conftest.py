@@ -1,0 +1,84 @@
+"""What tests share: one thread, the shipped digits teacher, small networks, and arguments to run them with."""
+
+import os
+from pathlib import Path
+
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[variable] = "1"  # before torch is imported: two threads on a busy 2-core machine are far slower
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+from hypothesis import settings
+
+# a deadline on an example measures the machine's load, not the code
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
+
+ROOT = Path(__file__).parent.parent
+DIGITS = ROOT / "examples" / "digits"
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    deselected = [item for item in terminalreporter.stats.get("deselected", []) if item.get_closest_marker("long")]
+    if deselected:
+        terminalreporter.write_line(f"{len(deselected)} long tests deselected; run them with `pytest -m long`:")
+        for item in deselected:
+            terminalreporter.write_line(f"  {item.nodeid}")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Plain `pytest` leaves the long tests out, and its summary names them."""
+    if config.option.markexpr or any("::" in word for word in config.args):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
+@pytest.fixture(scope="session")
+def teacher() -> Path:
+    return DIGITS / "teacher"
+
+
+@pytest.fixture(scope="session")
+def digit_prompts() -> Path:
+    return DIGITS / "prompts.txt"
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory) -> Path:
+    """Encoded prompts, shared by all tests of a session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def flags(teacher, digit_prompts, cache_dir):
+    """Flags of the smallest real run: ``flags("--fake-update-ratio", "1")``."""
+
+    def build(*more: str) -> list[str]:
+        smallest = {
+            "--loss-type": "dmd2",
+            "--hf-checkpoint": str(teacher),
+            "--prompt-data": str(digit_prompts),
+            "--cache-dir": str(cache_dir),
+            "--rollout-batch-size": "4",
+            "--micro-batch-size": "4",
+            "--fake-update-ratio": "2",
+            "--fake-warmup-cycles": "1",
+            "--num-rollout": "2",
+            "--lr": "1e-3",
+            "--sample-prompts": "0",
+            "--device": "cpu",
+        }
+        return [word for pair in smallest.items() for word in pair] + list(more)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def make_args(flags):
+    """The same, parsed and checked."""
+    from miles_dmd.config.cli import parse_args
+
+    return lambda *more: parse_args(flags(*more))

@@ -1,0 +1,136 @@
+"""Ray for real: two nodes, what each must have, and failures that are told at once."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from miles_dmd.errors import ClusterError, ConfigError, MilesDmdError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.long
+def test_run_joins_a_cluster_of_two_nodes(make_args, tmp_path):
+    """Ranks of a group sit on different nodes: each node has one CPU, and the run wants two bundles."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from miles_dmd.run import DistillationTrainer
+
+    ray.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
+    try:
+        cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+        args = make_args(
+            "--ray-address", cluster.address, "--num-trainer-ranks", "2", "--num-rollout", "1", "--save", str(tmp_path)
+        )
+        controller = DistillationTrainer(args).fit()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+    assert controller.counters.optimizer_steps == {"fake_score": 4, "student": 1}
+
+
+def test_address_without_a_cluster_is_refused_in_one_line(flags, tmp_path):
+    """In a process of its own: this one may speak to a cluster already, which it would keep."""
+    save = tmp_path / "run"
+    command = [sys.executable, str(ROOT / "train_diffusion.py"), *flags("--ray-address", "127.0.0.1:1", "--save", str(save))]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 1
+    assert "--ray-address 127.0.0.1:1: no Ray cluster answers there" in done.stderr.splitlines()[-1]
+    assert not save.exists()
+
+
+class Rank:
+    def work(self, outcome):
+        if outcome == "hang":
+            time.sleep(60)
+        if outcome == "refuse":
+            raise ConfigError("--lr 0 is too small")
+        if outcome == "break":
+            raise ZeroDivisionError("division by zero")
+        if outcome == "die":
+            import os
+
+            os._exit(1)
+        return outcome
+
+
+@pytest.fixture(scope="module")
+def ranks(ray_cluster):
+    import ray
+
+    actors = [ray.remote(Rank).options(num_cpus=0, max_restarts=0).remote() for _ in range(2)]
+    yield actors
+    for actor in actors:
+        ray.kill(actor)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "message"),
+    [
+        ("refuse", ConfigError, "--lr 0 is too small"),
+        ("break", ClusterError, "critic rank 1 failed while training: ZeroDivisionError: division by zero"),
+        ("die", ClusterError, "the process of critic rank 1 died while training"),
+    ],
+)
+def test_failure_of_one_rank_is_told_while_another_hangs(ray_cluster, outcome, error, message):
+    import ray
+
+    from miles_dmd.cluster.waiting import gather
+
+    actors = [ray.remote(Rank).options(num_cpus=0).remote() for _ in range(2)]
+    calls = {"critic rank 0": actors[0].work.remote("hang"), "critic rank 1": actors[1].work.remote(outcome)}
+    started = time.monotonic()
+
+    with pytest.raises(error, match=message):
+        gather(calls, "training")
+
+    assert time.monotonic() - started < 50
+    for actor in actors:
+        ray.kill(actor)
+
+
+def test_results_come_in_the_order_of_the_calls(ranks):
+    from miles_dmd.cluster.waiting import gather
+
+    assert gather({"a": ranks[0].work.remote(1), "b": ranks[1].work.remote(2)}, "counting") == [1, 2]
+
+
+def test_late_rank_is_named(ranks):
+    from miles_dmd.cluster.waiting import gather
+
+    with pytest.raises(ClusterError, match="no answer from critic rank 0 within 1 s while scoring"):
+        gather({"critic rank 0": ranks[0].work.remote("hang")}, "scoring", timeout=1)
+
+
+def test_nodes_report_what_they_have(ray_cluster, teacher):
+    from miles_dmd.cluster.preflight import check_nodes
+
+    (report,) = check_nodes([str(teacher)])
+
+    assert report.missing == ()
+    assert report.free_gib > 0
+
+
+def test_node_without_the_checkpoint_is_named(ray_cluster, tmp_path):
+    from miles_dmd.cluster.preflight import check_nodes
+
+    with pytest.raises(ClusterError, match=rf"node \S+ .* does not see {tmp_path}"):
+        check_nodes([str(tmp_path)])
+
+
+def test_node_with_another_version_is_named(ray_cluster, teacher, monkeypatch):
+    import miles_dmd
+    from miles_dmd.cluster.preflight import check_nodes
+
+    monkeypatch.setattr(miles_dmd, "__version__", "9.9")
+
+    with pytest.raises(MilesDmdError, match=r"node \S+ .* has miles_dmd 0\.\S+, the driver 9\.9"):
+        check_nodes([str(teacher)])

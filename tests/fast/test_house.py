@@ -1,0 +1,84 @@
+"""The promises of the house plan: small rooms, nobody writes to args, nobody branches on a recipe's name."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import miles_dmd
+from miles_dmd import registry
+from miles_dmd.plan import recipe_registry
+
+PACKAGE = Path(miles_dmd.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+NEUTRAL = ["run.py", "executor.py", "batches.py", "local.py", "rollout.py", "hooks.py", "journal.py", "plan/controller.py"]
+
+
+def name_of(path):
+    return path.relative_to(PACKAGE).as_posix()
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_room_is_small(path):
+    text = path.read_text()
+    functions = [
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+    assert len(text.splitlines()) <= 400
+    assert [f.name for f in functions if f.end_lineno - f.lineno + 1 > 60] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_first_line_says_what_the_file_is_about(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nobody_writes_to_args(path):
+    stores = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+
+    written = [node.lineno for node in stores if isinstance(node.ctx, ast.Store) and ast.unparse(node.value).endswith("args")]
+
+    assert written == []
+
+
+@pytest.mark.parametrize("path", [*NEUTRAL, *(name_of(path) for path in (PACKAGE / "training").glob("*.py"))])
+def test_driver_and_trainer_know_no_recipe_and_no_architecture(path):
+    names = {*recipe_registry.names, *registry.names("losses"), *registry.names("models")}
+    tree = ast.parse((PACKAGE / path).read_text())
+    docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, DOCUMENTED)}
+
+    words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+    assert names & (words - docstrings) == set()
+
+
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
+
+
+def test_driver_needs_no_torch():
+    """All that runs on the driver: its imports are the start of every run, and of every error message."""
+    code = "import sys, miles_dmd.run, miles_dmd.cluster.run; print({'torch', 'diffusers', 'transformers'} & set(sys.modules))"
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert shown.strip() == "set()"
+
+
+def test_help_needs_no_torch_and_no_ray():
+    code = "import sys, miles_dmd.run; print({'torch', 'ray', 'diffusers', 'numpy', 'matplotlib'} & set(sys.modules))"
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert shown.strip() == "set()"
+
+
+def test_trainer_is_exported_lazily():
+    code = "import sys, miles_dmd; before = 'miles_dmd.run' in sys.modules; miles_dmd.DistillationTrainer; print(before)"
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert shown.strip() == "False"

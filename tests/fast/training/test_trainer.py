@@ -1,0 +1,182 @@
+"""One optimizer step of one group: whose weights move, when nothing moves, and what never changes the result."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from miles_dmd import registry
+from miles_dmd.config.trainers import compute_trainer_args
+from miles_dmd.contracts.external import ExternalData
+from miles_dmd.errors import ExternalDataError
+from miles_dmd.local import init_single_rank
+from miles_dmd.network.conditions import PromptTable, ensure_table
+from miles_dmd.prompts import read_prompts
+from miles_dmd.rollout import RolloutWorker
+from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.training.compute import choose_compute
+from miles_dmd.training.trainer import Trainer
+
+
+class House:
+    """The parts of a run in this process, built on demand."""
+
+    def __init__(self, args, digit_prompts):
+        self.args = args
+        self.loss_type = registry.load("losses", "dmd2")
+        self.plan = self.loss_type.plan(args)
+        self.compute = choose_compute("cpu", args.compute_dtype)
+        init_single_rank(self.compute)
+        self.prompts = PromptTable(ensure_table(args, read_prompts(digit_prompts), self.compute.device))
+
+    def trainer(self, group):
+        trainer_config = next(config for config in self.args.trainers if config.role == group)
+        return Trainer(
+            compute_trainer_args(self.args, trainer_config), group, plan=self.plan, loss_type=self.loss_type,
+            compute=self.compute, prompts=self.prompts, horizon=10,
+        )  # fmt: skip
+
+    def batch(self, size=4):
+        worker = RolloutWorker(self.args, compute=self.compute, prompts=self.prompts)
+        requests = [RolloutRequest(sample, sample % 10, 100 + sample, sample % 4) for sample in range(size)]
+        return worker.generate([requests], 1)[0][0]
+
+
+@pytest.fixture(scope="module")
+def house(make_args, digit_prompts):
+    return House(make_args(), digit_prompts)
+
+
+def snapshot(model):
+    return {name: value.full_tensor().clone() for name, value in model.network.named_parameters()}
+
+
+def changed(before, model):
+    return {name for name, value in snapshot(model).items() if not torch.equal(before[name], value)}
+
+
+def test_critic_trains_the_fake_score_and_nothing_else(house):
+    critic, batch = house.trainer("critic"), house.batch()
+    teacher, fake = snapshot(critic.models["teacher_score"]), snapshot(critic.models["fake_score"])
+
+    report = critic.train(batch, {})
+
+    assert report.applied
+    assert changed(teacher, critic.models["teacher_score"]) == set()
+    # the text half of the last block feeds nothing, so a few tensors of it see no gradient
+    assert len(changed(fake, critic.models["fake_score"])) > 0.9 * len(fake)
+    assert all(value.grad is None for value in critic.models["teacher_score"].network.parameters())
+
+
+def test_scoring_first_and_training_later_works(house):
+    """FSDP2 fixes its dtypes at the first forward, which in a student-first cycle is a scoring pass."""
+    critic, actor, batch = house.trainer("critic"), house.trainer("actor"), house.batch()
+    before = snapshot(actor.models["student"])
+
+    scores = critic.score(batch)
+    report = actor.train(batch, {"critic": scores})
+    assert critic.train(batch, {}).applied
+
+    assert report.applied
+    assert changed(before, actor.models["student"])
+    assert report.metrics["rollout_drift"] < 1e-5
+
+
+def test_micro_batches_change_nothing(house, make_args, digit_prompts):
+    batch = house.batch(7)
+    small = House(make_args("--micro-batch-size", "3"), digit_prompts)  # 3 + 3 + 1: the last one is short
+    one, several = house.trainer("critic"), small.trainer("critic")
+    one.args = replace(one.args, micro_batch_size=7)
+
+    whole, split = one.train(batch, {}), several.train(batch, {})
+
+    assert split.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-5)
+    assert split.metrics["grad_norm"] == pytest.approx(whole.metrics["grad_norm"], rel=1e-5)
+
+
+def test_nonfinite_sample_skips_the_step_and_advances_nothing(house):
+    critic, batch = house.trainer("critic"), house.batch()
+    fake = snapshot(critic.models["fake_score"])
+    poisoned = batch.clean.clone()
+    poisoned[1] = float("nan")
+
+    report = critic.train(replace(batch, clean=poisoned), {})
+
+    assert not report.applied
+    assert report.nonfinite > 0
+    assert changed(fake, critic.models["fake_score"]) == set()
+    assert not critic.optimizer.state
+    assert critic.scheduler.last_epoch == 0
+
+
+def test_average_follows_successful_student_steps_only(house):
+    actor, batch = house.trainer("actor"), house.batch()
+    scores = house.trainer("critic").score(batch)
+    start = dict(actor.ema.named_parameters())["proj_out.weight"].full_tensor().clone()
+    bad = ExternalData("critic", scores.ids, 0, {**scores.tensors, "teacher_clean": scores.tensors["teacher_clean"] * float("nan")})
+
+    assert not actor.train(batch, {"critic": bad}).applied
+    after_skip = dict(actor.ema.named_parameters())["proj_out.weight"].full_tensor().clone()
+    actor.train(batch, {"critic": scores})
+    first = dict(actor.models["student"].network.named_parameters())["proj_out.weight"].full_tensor().clone()
+    report = actor.train(batch, {"critic": scores})
+    second = dict(actor.models["student"].network.named_parameters())["proj_out.weight"].full_tensor()
+
+    assert torch.equal(start, after_skip)
+    assert report.metrics["ema_decay"] == actor.args.ema_decay
+    expected = actor.args.ema_decay * first + (1 - actor.args.ema_decay) * second
+    torch.testing.assert_close(dict(actor.ema.named_parameters())["proj_out.weight"].full_tensor(), expected)
+
+
+def test_scores_of_another_policy_version_are_refused(house):
+    actor, batch = house.trainer("actor"), house.batch()
+    scores = house.trainer("critic").score(batch)
+
+    with pytest.raises(ExternalDataError, match="policy version 0; the batch is of version 3"):
+        actor.train(replace(batch, policy_version=3), {"critic": scores})
+
+
+def test_weights_are_copies_of_everything_that_trains(house):
+    actor = house.trainer("actor")
+
+    buckets = list(actor.weights())
+    for bucket in buckets:
+        for value in bucket.values():
+            value.zero_()
+
+    names = {name for bucket in buckets for name in bucket}
+    assert names == {name for name, _ in actor.models["student"].network.named_parameters()}
+    assert snapshot(actor.models["student"])["proj_out.weight"].abs().sum() > 0
+
+
+def test_bf16_computes_on_fp32_masters(house, make_args, digit_prompts):
+    half = House(make_args("--compute-dtype", "bf16"), digit_prompts)
+    batch = house.batch()
+    exact, coarse = house.trainer("critic"), half.trainer("critic")
+    before = snapshot(coarse.models["fake_score"])
+
+    a, b = exact.train(batch, {}), coarse.train(batch, {})
+
+    assert {value.dtype for value in coarse.models["fake_score"].network.parameters()} == {torch.float32}
+    assert changed(before, coarse.models["fake_score"])
+    assert b.metrics["loss"] == pytest.approx(a.metrics["loss"], rel=0.02)
+    assert b.metrics["loss"] != a.metrics["loss"]
+
+
+def test_gradient_checkpointing_changes_memory_and_not_the_result(house, make_args, digit_prompts):
+    batch = house.batch()
+    recomputing = House(make_args("--gradient-checkpointing"), digit_prompts)
+
+    a, b = house.trainer("critic").train(batch, {}), recomputing.trainer("critic").train(batch, {})
+
+    assert b.metrics["grad_norm"] == pytest.approx(a.metrics["grad_norm"], rel=1e-5)
+
+
+def test_prompt_table_is_encoded_once(house, digit_prompts):
+    table = ensure_table(house.args, read_prompts(digit_prompts), house.compute.device)
+    stamp = Path(table).stat().st_mtime_ns
+
+    again = ensure_table(house.args, read_prompts(digit_prompts), house.compute.device)
+
+    assert (again, Path(again).stat().st_mtime_ns) == (table, stamp)
