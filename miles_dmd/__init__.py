@@ -2,7 +2,8 @@
 
 from typing import Any
 
-__version__ = "0.1.0"
+from miles_dmd.version import VERSION as __version__
+
 __all__ = ["DistillationTrainer", "__version__"]
 
 

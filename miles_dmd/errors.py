@@ -3,8 +3,12 @@
 MilesDmdError
 ├── ConfigError          the user asked for something that cannot be: names the flag, the value and the cure
 │   └── NotFound         no loss type, model family, engine, role or preset of that name: lists those there are
+│       └── UnknownName  no recipe, objective, rollout or initialization of that name (a KeyError, too)
 ├── PlanError            a plan that cannot be: its parts contradict each other
+│   ├── PlanTypeError    a part of a plan has the wrong type (a TypeError, too)
+│   └── NotBuilt         a plan that can be declared and inspected, and that nothing here can run
 ├── PhaseError           a phase of a cycle broke its promise; the driver is terminal
+│   └── PhaseReportError an executor reported other optimizer steps than it was asked for
 ├── ExternalDataError    one group handed another the wrong samples, keys or policy version
 ├── EngineError          the rollout engine could not, or did not, do what it was asked
 ├── ClusterError         trainer groups could not be placed, or one of their processes died
@@ -24,12 +28,31 @@ class NotFound(ConfigError, LookupError):
     """A name that stands for nothing."""
 
 
+class UnknownName(NotFound, KeyError):
+    """Nothing is registered under a name; says what is."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show the repr
+
+
 class PlanError(MilesDmdError, ValueError):
     """A plan that cannot be."""
 
 
+class PlanTypeError(PlanError, TypeError):
+    """A part of a plan, or a leaf of it, has the wrong type."""
+
+
+class NotBuilt(PlanError, NotImplementedError):
+    """A plan that can be declared and inspected, and that nothing here can run."""
+
+
 class PhaseError(MilesDmdError, RuntimeError):
     """A phase broke its promise; restart from the last checkpoint."""
+
+
+class PhaseReportError(PhaseError, ValueError):
+    """An executor reported other optimizer steps than it was asked for."""
 
 
 class ExternalDataError(MilesDmdError, RuntimeError):

@@ -73,7 +73,8 @@ class GroupExecutor:
     def execute_phase(self, request: PhaseRequest, batch: BatchHandle) -> PhaseResult:
         if batch.policy_version != self.policy_version:
             raise ExternalDataError(
-                f"the batch was sampled by policy version {batch.policy_version}; the student is at {self.policy_version}"
+                f"the batch was sampled by policy version {batch.policy_version}; the student is at "
+                f"{self.policy_version}"
             )
         (role,) = request.trainable_roles
         group = self.groups[self.plan.group_of(role)]
@@ -98,7 +99,7 @@ class GroupExecutor:
         self.policy_version = version
 
     def with_averaged_weights(self, use: Callable[[], Any]) -> Any:
-        """Call ``use`` while the rollout engine samples from the student's moving average, then put the student back."""
+        """Call ``use`` while the engine samples from the student's moving average, then put the student back."""
         student = self.groups[self.plan.group_of("student")]
         self.rollouts.update_weights(student.weights(averaged=True), self.policy_version)
         try:

@@ -1,4 +1,4 @@
-"""What a run tells: a row of metrics a cycle, a progress bar, and at the end curves, a trace, a summary and two tables."""
+"""What a run tells: a row of metrics a cycle, a progress bar; at the end curves, a trace, a summary and two tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from miles_dmd import __version__
 from miles_dmd.config.args import Args
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.observe.metrics import flatten, read_metrics
@@ -18,6 +17,7 @@ from miles_dmd.observe.spans import SpanLog, time_metrics
 from miles_dmd.observe.summary import memory_rows, table, time_rows, write_summary
 from miles_dmd.observe.trackers import open_trackers
 from miles_dmd.plan import DistillationPlan, TrainerCounters
+from miles_dmd.version import VERSION
 
 
 class Journal:
@@ -78,7 +78,7 @@ class Journal:
         write_summary(
             self.directory / "summary.json",
             {
-                "version": __version__,
+                "version": VERSION,
                 "plan": {"name": self.plan.name, "fingerprint": self.plan.fingerprint},
                 "counters": dataclasses.asdict(counters),
                 "policy_version": executor.policy_version,

@@ -1,4 +1,4 @@
-"""The rollout worker: an engine, and everything that turns its samples into batches and pictures. Knows nothing of Ray."""
+"""The rollout worker: an engine, and everything that turns its samples into batches and pictures. Knows no Ray."""
 
 from __future__ import annotations
 

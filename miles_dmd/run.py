@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from miles_dmd import registry
@@ -20,7 +19,7 @@ from miles_dmd.config.cli import PROGRAM, parse_args
 from miles_dmd.config.runs import claim_run_directory
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.errors import ConfigError, MilesDmdError
+from miles_dmd.errors import ConfigError, MilesDmdError, PlanError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.hooks import SampleGrids, export_student
 from miles_dmd.journal import Journal
@@ -40,8 +39,8 @@ from miles_dmd.report import resolved_run
 class DistillationTrainer:
     """A run, from ``args``; or the control plane alone, from a ``plan`` and parts of your own.
 
-    ``DistillationTrainer(args).fit()`` starts groups, trains, exports. With ``executor`` and ``batch_provider`` injected
-    nothing is started: ``fit(num_cycles)`` plays the plan on them (the fakes of ``miles_dmd.plan`` do for a first look).
+    ``DistillationTrainer(args).fit()`` starts groups, trains, exports. With ``executor`` and ``batch_provider``
+    injected nothing is started: ``fit(num_cycles)`` plays the plan on them (the fakes of ``miles_dmd.plan`` will do).
     """
 
     def __init__(
@@ -71,7 +70,8 @@ class DistillationTrainer:
         missing = [name for name in ("executor", "batch_provider") if getattr(self, name) is None]
         if missing:
             raise NotImplementedError(
-                f"no {' and no '.join(missing)}: inject them, or call fit() on a trainer made from args, which starts groups"
+                f"no {' and no '.join(missing)}: inject them, or call fit() on a trainer made from args, which "
+                "starts groups"
             )
         if self.controller_instance is None:
             assert self.executor is not None
@@ -82,7 +82,7 @@ class DistillationTrainer:
         return self.controller_instance
 
     def fit(self, num_cycles: int | None = None) -> DistillationTrainerController:
-        """Train: ``num_cycles`` more cycles (warm-up cycles count), or, from args, until --num-rollout student steps."""
+        """Train: ``num_cycles`` more cycles (warm-up cycles count), or from args until --num-rollout student steps."""
         if self.executor is not None or self.args is None:
             controller = self.build_controller()
             if num_cycles is None:
@@ -131,14 +131,10 @@ def started_groups(
         raise ConfigError(f"trainers {sorted(group_args)} are not the plan's groups {sorted(plan.groups)}")
     steps = plan.optimizer_steps(args.num_rollout)
     horizons = {group: steps.get(plan.trainable_role(group) or "", 0) for group in plan.groups}
-    if args.local:
-        from miles_dmd.local import started
-    else:
-        from miles_dmd.cluster.run import started
-    with started(args, group_args, plan=plan, loss_type=loss_type, texts=prompts.texts, horizons=horizons) as (
-        groups,
-        rollouts,
-    ):
+    # late, because the Ray driver needs no torch and a local run no Ray
+    home = importlib.import_module("miles_dmd.local" if args.local else "miles_dmd.cluster.run")
+    parts = {"plan": plan, "loss_type": loss_type, "texts": prompts.texts, "horizons": horizons}
+    with home.started(args, group_args, **parts) as (groups, rollouts):
         yield groups, rollouts, prompts
 
 
@@ -149,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(resolved_run(args))
         if not args.dry_run:
             DistillationTrainer(args).fit()
-    except ConfigError as error:
+    except (ConfigError, PlanError) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2
     except MilesDmdError as error:

@@ -7,8 +7,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"  # before torch is imported: two threads on a busy 2-core machine are far slower
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import pytest
-from hypothesis import settings
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 # a deadline on an example measures the machine's load, not the code
 settings.register_profile("no deadline", deadline=None)
@@ -67,7 +67,7 @@ def flags(teacher, digit_prompts, cache_dir):
             "--fake-update-ratio": "2",
             "--fake-warmup-cycles": "1",
             "--num-rollout": "2",
-            "--lr": "1e-3",
+            "--lr": "1e-4",
             "--sample-prompts": "0",
             "--device": "cpu",
         }

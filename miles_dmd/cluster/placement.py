@@ -45,8 +45,8 @@ def choose_device(asked: str, bundles: int) -> str:
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if asked == "cuda" and gpus < bundles:
         raise ConfigError(
-            f"--device cuda: the run wants {bundles} GPUs (one a rank) and the cluster has {gpus}; pass --device cpu, or "
-            "fewer --num-trainer-ranks"
+            f"--device cuda: the run wants {bundles} GPUs (one a rank) and the cluster has {gpus}; pass --device "
+            "cpu, or fewer --num-trainer-ranks"
         )
     if asked == "auto":
         return "cuda" if gpus >= bundles else "cpu"

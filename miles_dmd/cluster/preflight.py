@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import miles_dmd
+from miles_dmd import version
 from miles_dmd.cluster.waiting import gather
 from miles_dmd.errors import ClusterError
 
@@ -28,7 +28,7 @@ class NodeReport:
 def report_node(node: str, checkpoints: Sequence[str]) -> NodeReport:
     """What this machine has; runs on the node itself."""
     missing = tuple(path for path in checkpoints if not (Path(path) / "model_index.json").is_file())
-    return NodeReport(node, miles_dmd.__version__, platform.python_version(), missing, _free_gib())
+    return NodeReport(node, version.VERSION, platform.python_version(), missing, _free_gib())
 
 
 def check_nodes(checkpoints: Sequence[str], *, timeout: float = 120) -> list[NodeReport]:
@@ -39,9 +39,9 @@ def check_nodes(checkpoints: Sequence[str], *, timeout: float = 120) -> list[Nod
         timeout=timeout,
     )
     for report in reports:
-        if report.version != miles_dmd.__version__:
+        if report.version != version.VERSION:
             raise ClusterError(
-                f"node {report.node} has miles_dmd {report.version}, the driver {miles_dmd.__version__}; install the same"
+                f"node {report.node} has miles_dmd {report.version}, the driver {version.VERSION}; install the same"
             )
         if report.python.rsplit(".", 1)[0] != platform.python_version().rsplit(".", 1)[0]:
             raise ClusterError(
@@ -49,7 +49,7 @@ def check_nodes(checkpoints: Sequence[str], *, timeout: float = 120) -> list[Nod
             )
         if report.missing:
             raise ClusterError(
-                f"node {report.node} does not see {report.missing[0]}; put the checkpoint on a path that every node shares"
+                f"node {report.node} does not see {report.missing[0]}; put it on a path that all nodes share"
             )
     return reports
 

@@ -58,6 +58,6 @@ def _knock(address: str) -> None:
 
 def _nobody(address: str, reason: str) -> str:
     return (
-        f"--ray-address {address}: no Ray cluster answers there ({reason}); start one with `ray start --head`, or leave "
-        "the flag out to start one on this machine"
+        f"--ray-address {address}: no Ray cluster answers there ({reason}); start one with `ray start --head`, or "
+        "leave the flag out to start one on this machine"
     )

@@ -86,6 +86,6 @@ class TrainerActor:
         return time.perf_counter() - started, scores
 
     def weights(self, averaged: bool) -> list[ray.ObjectRef]:
-        """References to the full weights from rank 0, nothing from the others, which must take part in the gathering."""
+        """References to the full weights from rank 0, nothing from the others, which take part in the gathering."""
         buckets = self.trainer.weights(averaged=averaged)
         return [ray.put(bucket) for bucket in buckets if self.rank == 0]

@@ -36,7 +36,7 @@ class RayTrainerGroup:
         return self._each("training", lambda rank, actor: actor.train.remote(batch.of_rank(rank, self.size), parts))
 
     def score(self, batch: BatchHandle) -> ScoreHandle:
-        # two results a rank: a number to wait for, which also carries a failure, and tensors that the driver never opens
+        # two results a rank: a number to wait for, which carries a failure too, and tensors that stay unopened
         pairs = [
             actor.score.options(num_returns=2).remote(batch.of_rank(rank, self.size))
             for rank, actor in enumerate(self.actors)

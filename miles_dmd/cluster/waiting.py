@@ -1,9 +1,9 @@
-"""Waiting for actors: the first failure is told at once, with role and rank, and never hides behind a rank that hangs."""
+"""Waiting for actors: the first failure is told at once, with role and rank, also while another rank hangs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -36,7 +36,7 @@ def fetch(ref: ray.ObjectRef, who: str, doing: str, *, timeout: float | None = N
     except RayTaskError as error:
         cause = error.cause if isinstance(error.cause, BaseException) else error
         if isinstance(cause, MilesDmdError):
-            raise cast("MilesDmdError", cause) from None
+            raise cause from None
         raise ClusterError(f"{who} failed while {doing}: {type(cause).__name__}: {cause}") from error
     except GetTimeoutError:
         raise ClusterError(f"no answer from {who} within {timeout:.0f} s while {doing}") from None

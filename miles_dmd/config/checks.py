@@ -108,7 +108,7 @@ def check_checkpoints(args: Args) -> None:
 def check_pixels(args: Args) -> None:
     family, checkpoint = registry.load("models", args.model_family), Path(args.hf_checkpoint or "")
     step = family.pixel_multiple(checkpoint)
-    longest = getattr(family, "max_pixels", lambda _: math.inf)(checkpoint)
+    longest = family.max_pixels(checkpoint)
     for flag, pixels in (("--height", args.height), ("--width", args.width)):
         if pixels is not None and pixels % step:
             nearest = max(round(pixels / step), 1) * step

@@ -16,7 +16,7 @@ FILE_NAME = "distillation.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """``student_call`` and ``teacher_call`` are keyword arguments: ``pipeline(prompt, **call)`` is the right sampling."""
+    """``student_call`` and ``teacher_call`` are keyword arguments: ``pipeline(prompt, **call)`` samples rightly."""
 
     sigmas: tuple[float, ...]
     """The grid that the network sees, e.g. 1, 0.9, 0.75, 0.5; the last step goes to 0."""

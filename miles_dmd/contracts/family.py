@@ -35,6 +35,8 @@ class ModelFamily:
     """Height and width must be multiples of this, for a pipeline directory."""
     default_pixels: Callable[[Path], tuple[int, int]]
     """(height, width) that a pipeline directory was made for."""
+    max_pixels: Callable[[Path], int]
+    """Longest side of an image, in pixels, that a pipeline directory can make."""
     default_max_sequence_length: Callable[[Path], int]
     """Text length (T5's, where there are several encoders) of a pipeline directory."""
     can_guide: bool = True

@@ -122,7 +122,7 @@ def write_table(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Encode all prompts and the unconditional branch. The file appears whole or not at all, also when two runs race."""
+    """Encode all prompts and the unconditional branch. The file appears whole or not at all, also if two runs race."""
     table = family.code().encode_prompts(
         checkpoint, [*texts, negative_prompt], max_sequence_length=max_sequence_length, dtype=dtype, device=device
     )

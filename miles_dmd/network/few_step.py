@@ -37,7 +37,7 @@ def sample_until(
     shape: Sequence[int],
     device: torch.device,
 ) -> Stopped:
-    """Run sample b for ``stop_steps[b] + 1`` forwards over the grid ``sigmas`` (largest first, the last step goes to 0).
+    """Run sample b for ``stop_steps[b] + 1`` forwards over the grid ``sigmas`` (largest first; the last goes to 0).
 
     Each sample draws from one CPU generator of its own: initial latents first, then one tensor per re-noised step, in
     order. A sample that has stopped leaves the batch, so that forwards beyond its stop step never run.

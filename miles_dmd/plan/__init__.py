@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401 - a facade imports what it does not use
 
+from miles_dmd.errors import NotBuilt, PhaseReportError, PlanTypeError, UnknownName
 from miles_dmd.plan.configuration import TRAINER_TYPES, build_plan_from_config
 from miles_dmd.plan.contracts import (
     EXPORTABLE_ROLES,
@@ -20,17 +21,15 @@ from miles_dmd.plan.controller import (
     DistillationPhaseExecutor,
     DistillationTrainerController,
     DistillationTrainerHooks,
-    PhaseReportError,
 )
 from miles_dmd.plan.fakes import FakeBatchProvider, FakeDistillationHooks, FakePhaseExecutor
-from miles_dmd.plan.frozen import FrozenDict, PlanTypeError, freeze
+from miles_dmd.plan.frozen import FrozenDict, freeze
 from miles_dmd.plan.grid import shifted, sigma_grid
 from miles_dmd.plan.partition import micro_batches, rows_of_rank
 from miles_dmd.plan.plan import (
     DataRequirements,
     DistillationPlan,
     InitializationSpec,
-    NotBuilt,
     ObjectiveSpec,
     RolloutSpec,
     unsupported,
@@ -45,7 +44,6 @@ from miles_dmd.plan.recipes import (
     Recipe,
     Registry,
     SelfForcingRecipe,
-    UnknownName,
     build_plan,
     independent_layout,
     initialization_registry,

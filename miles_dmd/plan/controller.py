@@ -13,17 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from miles_dmd.errors import PhaseError, PlanError
-from miles_dmd.plan.frozen import PlanTypeError, count, instance
+from miles_dmd.errors import PhaseError, PhaseReportError, PlanError, PlanTypeError
+from miles_dmd.plan.frozen import count, instance
 from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.schedule import PhaseRequest, PhaseResult, TrainerCounters, UpdateCycle
 
 Metrics = dict[str, tuple[dict[str, float], ...]]
 """phase kind -> the metrics of each of its steps, in order: K fake-score phases keep K losses."""
-
-
-class PhaseReportError(PhaseError, ValueError):
-    """A phase reported other optimizer steps than the one of each role that it was asked for."""
 
 
 @runtime_checkable

@@ -16,13 +16,9 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
-from miles_dmd.errors import PlanError
+from miles_dmd.errors import PlanError, PlanTypeError
 
 T = TypeVar("T")
-
-
-class PlanTypeError(PlanError, TypeError):
-    """A value of a kind that a plan, a schedule or a counter cannot hold."""
 
 
 def count(name: str, value: Any, least: int = 0) -> int:

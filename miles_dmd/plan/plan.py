@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from miles_dmd.errors import PlanError
+from miles_dmd.errors import NotBuilt, PlanError
 from miles_dmd.plan.contracts import ExportSpec, RoleLayoutSpec, validate_export_role
 from miles_dmd.plan.frozen import FrozenDict, assign, count, fingerprint, immutable, instance, sequence, text
 from miles_dmd.plan.schedule import UpdateSchedule
@@ -20,10 +20,6 @@ _MANDATORY = {"data_requirements": "mode", "objective": "name", "rollout": "stra
 
 _TOGETHER = (("student", "student_ema"), ("teacher_score", "fake_score"))
 """Roles that one trainer group computes in one pass."""
-
-
-class NotBuilt(PlanError, NotImplementedError):
-    """A plan that can be declared and inspected, and that nothing here can run."""
 
 
 @immutable

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
-from miles_dmd.errors import NotFound, PlanError
+from miles_dmd.errors import PlanError, UnknownName
 from miles_dmd.plan.contracts import ExportSpec, RoleBinding, RoleGroupSpec, RoleLayoutSpec
 from miles_dmd.plan.frozen import choice, count, immutable, instance, sequence
 from miles_dmd.plan.plan import DISTRIBUTION_MATCHING_ROLES, DistillationPlan
@@ -27,13 +27,6 @@ SETTINGS = (
     "role_storage",
 )
 """What every recipe reads from its config, besides ``<group>_model_path``. None, or absent, is the recipe's default."""
-
-
-class UnknownName(NotFound, KeyError):
-    """No recipe, objective, rollout or initialization of that name."""
-
-    def __str__(self) -> str:  # KeyError would show the quoted repr of the sentence
-        return str(self.args[0])
 
 
 class Registry(Generic[T]):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from miles_dmd.errors import PlanError
-from miles_dmd.plan.frozen import PlanTypeError, assign, choice, count, flag, immutable, repeated, sequence, text
+from miles_dmd.errors import PlanError, PlanTypeError
+from miles_dmd.plan.frozen import assign, choice, count, flag, immutable, repeated, sequence, text
 
 PHASE_KINDS = ("student", "fake_score")
 BATCH_POLICIES = ("fresh", "reuse_student")

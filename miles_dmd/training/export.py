@@ -31,7 +31,7 @@ def write_student(
 ) -> None:
     """Write the pipeline to ``directory``, which must not exist; it appears whole or not at all.
 
-    Weights keep the dtype that ``checkpoint`` stores them in, and what is no parameter (position tables) comes from there.
+    Weights keep the dtype that ``checkpoint`` stores them in; what is no parameter (position tables) comes from there.
     """
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

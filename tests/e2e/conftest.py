@@ -6,9 +6,9 @@ import pytest
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Four logical CPUs, whatever this machine has: ranks take turns here anyway."""
-    from miles_dmd.cluster import session  # noqa: F401 - sets what Ray reads when it is imported
-
     import ray
+
+    from miles_dmd.cluster import session  # noqa: F401 - sets what Ray reads when it is imported
 
     ray.init(
         address="local", num_cpus=4, num_gpus=0, include_dashboard=False, _node_ip_address="127.0.0.1",

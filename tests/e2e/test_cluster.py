@@ -38,7 +38,11 @@ def test_run_joins_a_cluster_of_two_nodes(make_args, tmp_path):
 def test_address_without_a_cluster_is_refused_in_one_line(flags, tmp_path):
     """In a process of its own: this one may speak to a cluster already, which it would keep."""
     save = tmp_path / "run"
-    command = [sys.executable, str(ROOT / "train_diffusion.py"), *flags("--ray-address", "127.0.0.1:1", "--save", str(save))]
+    command = [
+        sys.executable,
+        str(ROOT / "train_diffusion.py"),
+        *flags("--ray-address", "127.0.0.1:1", "--save", str(save)),
+    ]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
 
@@ -127,10 +131,10 @@ def test_node_without_the_checkpoint_is_named(ray_cluster, tmp_path):
 
 
 def test_node_with_another_version_is_named(ray_cluster, teacher, monkeypatch):
-    import miles_dmd
+    from miles_dmd import version
     from miles_dmd.cluster.preflight import check_nodes
 
-    monkeypatch.setattr(miles_dmd, "__version__", "9.9")
+    monkeypatch.setattr(version, "VERSION", "9.9")
 
     with pytest.raises(MilesDmdError, match=r"node \S+ .* has miles_dmd 0\.\S+, the driver 9\.9"):
         check_nodes([str(teacher)])

@@ -1,7 +1,6 @@
 """Whole runs: in one process, and through Ray, which must give the same numbers."""
 
 import json
-import math
 
 import pytest
 import torch
@@ -61,7 +60,9 @@ def test_summary_counts_exactly_what_was_asked(reference):
 def test_student_retakes_the_very_step_that_was_sampled(reference):
     directory, _ = reference
 
-    drift = [row["actor/rollout_drift"] for row in read_metrics(directory / "metrics.jsonl") if "actor/rollout_drift" in row]
+    drift = [
+        row["actor/rollout_drift"] for row in read_metrics(directory / "metrics.jsonl") if "actor/rollout_drift" in row
+    ]
 
     assert len(drift) == 2
     assert max(drift) < 1e-5
@@ -143,8 +144,8 @@ def test_ray_run_equals_the_local_run(reference, make_args, ray_cluster, tmp_pat
 
     expected, found = losses(reference[0]), losses(tmp_path)
     assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
-    for (cycle, name, value), (_, _, other) in zip(expected, found, strict=True):
-        assert math.isclose(value, other, rel_tol=1e-5), (cycle, name, value, other)
+    apart = [(*place, abs(value - other) / value) for (*place, value), (*_, other) in zip(expected, found, strict=True)]
+    assert [entry for entry in apart if entry[-1] > 1e-5] == []
     # the engine got the student's weights, and the export is the same student
     ours = load_file(reference[0] / "student" / "transformer" / "diffusion_pytorch_model.safetensors")
     theirs = load_file(tmp_path / "student" / "transformer" / "diffusion_pytorch_model.safetensors")

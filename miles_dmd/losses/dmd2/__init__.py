@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from miles_dmd import registry
+from miles_dmd.config.values import Count, Natural
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan import DistillationPlan, build_plan
@@ -15,9 +17,9 @@ from miles_dmd.plan import DistillationPlan, build_plan
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    fake_update_ratio: int = 5
+    fake_update_ratio: Count = 5
     """Fake-score updates for every update of the student (DMD2's two time-scale rule: 5)."""
-    fake_warmup_cycles: int = 0
+    fake_warmup_cycles: Natural = 0
     """Cycles before the first in which only the fake score trains. 1 in every preset: the fake score starts as the
     teacher, so that without guidance the first student gradient would be exactly zero."""
     teacher_guidance: float = 4.0
@@ -31,7 +33,7 @@ class Options:
     """Timestep shift of the noise law of that comparison; 1 is uniform, larger is noisier (SD3: 3)."""
     fake_shift: float = 1.0
     """Timestep shift of the noise law under which the fake score trains, over the full range [0, 1]."""
-    teacher_num_inference_steps: int = 28
+    teacher_num_inference_steps: Count = 28
     """Steps of the teacher's own sampling, as the exported distillation.json records it; does not affect training."""
     normalizer_floor: float = 1e-5
     """Least value of the per-sample normaliser mean|x_gen - x0_teacher|, which would otherwise divide by zero."""
@@ -41,6 +43,7 @@ def plan(args: Any) -> DistillationPlan:
     options: Options = args.loss_options
     config = {
         "model_path": args.hf_checkpoint,
+        "critic_model_path": args.teacher_path,
         "fake_update_ratio": options.fake_update_ratio,
         "fake_warmup_cycles": options.fake_warmup_cycles,
         "role_storage": "actor_critic",
@@ -62,6 +65,11 @@ def check(args: Any) -> None:
     if options.teacher_guidance < 1:
         raise ConfigError(
             f"--teacher-guidance {options.teacher_guidance} is below 1, which is no guidance; pass 1 or more"
+        )
+    if options.teacher_guidance > 1 and not registry.load("models", args.model_family).can_guide:
+        raise ConfigError(
+            f"--teacher-guidance {options.teacher_guidance} needs an unconditional branch, and --model-family "
+            f"{args.model_family} has none; pass --teacher-guidance 1"
         )
     if not 0 < options.dm_sigma_min < options.dm_sigma_max < 1:
         raise ConfigError(

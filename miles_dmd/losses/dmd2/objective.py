@@ -53,8 +53,8 @@ def score(models: Mapping[str, Denoiser], batch: DenoisingBatch, options: Option
     """
     if options.teacher_guidance > 1 and batch.uncond is None:
         raise ConfigError(
-            f"--teacher-guidance {options.teacher_guidance} needs an unconditional branch, and this model family has none; "
-            "pass --teacher-guidance 1"
+            f"--teacher-guidance {options.teacher_guidance} needs an unconditional branch, and this model family has "
+            "none; pass --teacher-guidance 1"
         )
     own = noise.generators(batch, "score")
     sigma = truncated_shifted_sigma(noise.uniform(own), options.dm_sigma_min, options.dm_sigma_max, options.dm_shift)

@@ -128,6 +128,7 @@ family = ModelFamily(
     count_parameters=count_parameters,
     pixel_multiple=pixel_multiple,
     default_pixels=default_pixels,
+    max_pixels=max_pixels,
     default_max_sequence_length=default_max_sequence_length,
     torch_module="miles_dmd.models.sd3.network",
 )

@@ -179,7 +179,9 @@ def test_nonfinite_scores_are_counted_and_not_hidden(bad):
     batch = rollout(models["student"], 0, 4)
     teacher = torch.zeros(4, *SHAPE)
     teacher[1, 0, 0, 0] = bad
-    external = {"critic": {"teacher_clean": teacher, "critic_clean": torch.ones(4, *SHAPE), "score_sigma": torch.ones(4)}}
+    external = {
+        "critic": {"teacher_clean": teacher, "critic_clean": torch.ones(4, *SHAPE), "score_sigma": torch.ones(4)}
+    }
 
     output = match_teacher(models, batch, external, Options())
 

@@ -8,13 +8,13 @@ import torch
 
 from miles_dmd import registry
 from miles_dmd.config.trainers import compute_trainer_args
+from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.errors import ExternalDataError
 from miles_dmd.local import init_single_rank
 from miles_dmd.network.conditions import PromptTable, ensure_table
 from miles_dmd.prompts import read_prompts
 from miles_dmd.rollout import RolloutWorker
-from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.training.compute import choose_compute
 from miles_dmd.training.trainer import Trainer
 
@@ -114,7 +114,9 @@ def test_average_follows_successful_student_steps_only(house):
     actor, batch = house.trainer("actor"), house.batch()
     scores = house.trainer("critic").score(batch)
     start = dict(actor.ema.named_parameters())["proj_out.weight"].full_tensor().clone()
-    bad = ExternalData("critic", scores.ids, 0, {**scores.tensors, "teacher_clean": scores.tensors["teacher_clean"] * float("nan")})
+    bad = ExternalData(
+        "critic", scores.ids, 0, {**scores.tensors, "teacher_clean": scores.tensors["teacher_clean"] * float("nan")}
+    )
 
     assert not actor.train(batch, {"critic": bad}).applied
     after_skip = dict(actor.ema.named_parameters())["proj_out.weight"].full_tensor().clone()
