@@ -19,7 +19,7 @@ LENGTH = 12  # tokens that every text encoder sees: CLIP and T5 alike, so that d
 CLASSIFIER = HERE / "classifier.safetensors"
 
 _SIZE = {"max_sequence_length": LENGTH, "height": IMAGE_SIZE, "width": IMAGE_SIZE}
-TEACHER_CALL = {"num_inference_steps": 28, "guidance_scale": 1.5, **_SIZE}
+TEACHER_CALL = {"num_inference_steps": 28, "guidance_scale": 2.0, **_SIZE}
 STUDENT_CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "sigmas": [1.0, 0.75, 0.5, 0.25], **_SIZE}
 
 

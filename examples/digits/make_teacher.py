@@ -23,9 +23,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HERE / "teacher", help="pipeline directory to write")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; more only pays on idle cores")
     parser.add_argument("--seed", type=int, default=0, help="of weights and noise")
-    parser.add_argument("--autoencoder-steps", type=int, default=800, help="optimizer steps of the VAE")
+    parser.add_argument("--autoencoder-steps", type=int, default=700, help="optimizer steps of the VAE")
     parser.add_argument("--transformer-steps", type=int, default=3000, help="optimizer steps of the transformer")
-    parser.add_argument("--samples", type=int, default=500, help="drawn at the end per guidance for the card; 0: none")
+    parser.add_argument("--samples", type=int, default=300, help="drawn at the end per guidance for the card; 0: none")
     args = parser.parse_args(argv)
     for name in ("threads", "autoencoder_steps", "transformer_steps"):
         if getattr(args, name) < 1:
