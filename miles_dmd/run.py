@@ -7,6 +7,7 @@ command line.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -32,8 +32,8 @@ def test_a_record_is_one_line_with_time_level_and_name(capsys):
 def test_third_parties_are_quiet_until_something_is_wrong(capsys):
     setup_logging("info")
 
-    logging.getLogger("diffusers.pipelines").info("chatter")
-    logging.getLogger("diffusers.pipelines").warning("broken")
+    logging.getLogger("filelock.api").info("chatter")
+    logging.getLogger("filelock.api").warning("broken")
 
     written = capsys.readouterr().err
     assert "chatter" not in written
