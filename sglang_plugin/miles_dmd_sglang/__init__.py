@@ -1,0 +1,5 @@
+"""A plugin for SGLang's diffusion server: stop at a requested step, and say what the server holds."""
+
+PROTOCOL = 1
+"""Of the requests and answers that this plugin adds; the client refuses another one."""
+__version__ = "0.1.0"

@@ -1,0 +1,51 @@
+"""``sglang serve``, also on a CPU, and never longer than whoever started it: python -m miles_dmd_sglang.serve ARGS.
+
+The server's workers are spawned, which imports this module again in each of them: so what torch lacks is patched here,
+at import, and not in main.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+from miles_dmd_sglang import without_cuda
+
+without_cuda.prepare()
+
+DIE_WITH_STDIN = "--die-with-stdin"
+GRACE = 5.0
+"""Seconds between asking the process group to end and ending it."""
+
+
+def die_with_stdin() -> None:
+    """End this process group when standard input closes: whoever held its other end is gone, however it went."""
+    stdin = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nothing else may read it, nor hand it to a child
+    os.set_inheritable(stdin, False)
+
+    def watch() -> None:
+        while os.read(stdin, 4096):
+            pass
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(GRACE)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="die with stdin", daemon=True).start()
+
+
+def main(argv: list[str]) -> None:
+    if DIE_WITH_STDIN in argv:
+        argv = [word for word in argv if word != DIE_WITH_STDIN]
+        die_with_stdin()
+    from sglang.cli.main import main as sglang
+
+    sys.argv = ["sglang", "serve", *argv]
+    sglang()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
