@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 class ShardedEma:
     """Starts as a copy; moves only when ``update`` is called, which is after a successful step of the student."""
 
     def __init__(self, network: nn.Module, *, decay: float, start_step: int) -> None:
-        self._names: Sequence[str] = [name for name, _ in network.named_parameters()]
+        self._sharded = dict(network.named_parameters())
+        # on local tensors: an average needs no collectives, and DTensor's dispatch costs more than the arithmetic
         self._model = EMAModel(
-            network.parameters(),
+            self._local(),
             decay=decay,
             min_decay=decay,  # no ramp: the decay that the user asked for, from the first update on
             update_after_step=start_step,
-            foreach=False,  # foreach kernels do not know DTensor
+            foreach=True,
         )
 
-    def update(self, network: nn.Module) -> float:
+    def update(self) -> float:
         """One step; returns the decay that it used: 0, a plain copy, up to and including ``start_step`` + 1."""
-        self._model.step(network.parameters())
+        self._model.step(self._local())
         return float(self._model.cur_decay_value or 0.0)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        return iter(zip(self._names, self._model.shadow_params, strict=True))
+        """The average as the network's parameters are: DTensors that share this rank's memory, or plain tensors."""
+        for (name, parameter), local in zip(self._sharded.items(), self._model.shadow_params, strict=True):
+            yield name, _like(parameter, local)
+
+    def _local(self) -> list[Tensor]:
+        return [_local(parameter) for parameter in self._sharded.values()]
+
+
+def _local(parameter: Tensor) -> Tensor:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local.detach().requires_grad_(parameter.requires_grad)  # EMAModel copies what requires no gradient
+
+
+def _like(parameter: Tensor, local: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return local
+    spec = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
+    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, **spec)

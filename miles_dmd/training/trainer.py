@@ -90,7 +90,12 @@ class Trainer:
     def _build_optimizer(self, horizon: int) -> None:
         args = self.args
         self.optimizer = torch.optim.AdamW(
-            self._network.parameters(), lr=args.lr, betas=args.betas, eps=args.adam_eps, weight_decay=args.weight_decay
+            self._network.parameters(),
+            lr=args.lr,
+            betas=args.betas,
+            eps=args.adam_eps,
+            weight_decay=args.weight_decay,
+            fused=True,  # one call for all shards: DTensor's dispatch, parameter by parameter, costs more than the step
         )
         self.scheduler = get_scheduler(
             args.lr_scheduler, self.optimizer, num_warmup_steps=args.lr_warmup_steps, num_training_steps=horizon
@@ -148,7 +153,7 @@ class Trainer:
     def _step(self) -> dict[str, float]:
         self.optimizer.step()  # type: ignore[union-attr]
         self.scheduler.step()
-        return {} if self.ema is None else {"ema_decay": self.ema.update(self._network)}
+        return {} if self.ema is None else {"ema_decay": self.ema.update()}
 
     # -- what others ask of this group ------------------------------------------------------------------------------
 
@@ -197,7 +202,9 @@ class Trainer:
 
 
 def _full(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    if not isinstance(value, DTensor):
+        return value
+    return value.to_local() if value.device_mesh.size() == 1 else value.full_tensor()
 
 
 def _is_finite(value: float) -> bool:

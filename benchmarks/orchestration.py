@@ -1,0 +1,208 @@
+"""What do groups, FSDP2, Ray and the driver cost? Seconds per cycle over the same tensor work in one bare loop.
+
+    python benchmarks/orchestration.py                       # ratio and time split; JSON beside the table
+    python benchmarks/orchestration.py --memory-cycles 200   # peak memory of every process along a long run
+
+The bare loop holds the same networks and takes the same steps on the same batches with the same number of threads:
+plain torch modules, no FSDP, no processes, no handles. Cycles of all variants are played in turn.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SKIPPED = 3
+"""First cycles that are left out: warm-up, and what is done once."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default=str(ROOT / "trainer_configs" / "digits.yaml"))
+    parser.add_argument("--cycles", type=int, default=20, help="student steps of each variant [20]")
+    parser.add_argument("--memory-cycles", type=int, default=0, help="measure memory over so many cycles instead")
+    parser.add_argument("--json", type=Path, default=Path("orchestration.json"))
+    chosen = parser.parse_args()
+    result = memory(chosen) if chosen.memory_cycles else ratios(chosen)
+    chosen.json.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"written to {chosen.json}")
+    return 0
+
+
+def ratios(chosen: argparse.Namespace) -> dict:
+    """Cycles of all variants in turn, so that a busy moment of the machine hits all of them alike."""
+    with contextlib.ExitStack() as stack:
+        ray_cycle, spans = stack.enter_context(run_cycles(arguments(chosen)))
+        local_cycle, _ = stack.enter_context(run_cycles(arguments(chosen, "--local")))
+        variants = {"bare loop": bare_cycles(arguments(chosen)), "--local": local_cycle, "Ray": ray_cycle}
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        for number in range(chosen.cycles + SKIPPED):
+            if number == SKIPPED:
+                mark = spans.mark()
+            for name, cycle in variants.items():
+                started = time.perf_counter()
+                cycle()
+                times[name].append(time.perf_counter() - started)
+        split = {name: seconds / chosen.cycles for name, seconds in spans.totals(mark).items() if name != "other"}
+    medians = {name: statistics.median(found[SKIPPED:]) for name, found in times.items()}
+    ratio = {name: value / medians["bare loop"] for name, value in medians.items()}
+    print(f"{'variant':<12}{'s/cycle':>10}{'ratio':>8}")
+    for name, value in medians.items():
+        print(f"{name:<12}{value:>10.4f}{ratio[name]:>8.3f}")
+    print("\nRay, mean seconds a cycle by phase")
+    for name, value in split.items():
+        print(f"  {name:<14}{value:>8.4f}")
+    return {"cycles": chosen.cycles, "seconds_per_cycle": medians, "ratio": ratio, "ray_split": split}
+
+
+@contextlib.contextmanager
+def run_cycles(args):
+    """A function that plays the next cycle of a real run, and the run's span log."""
+    from miles_dmd import registry
+    from miles_dmd.batches import RolloutBatches
+    from miles_dmd.executor import GroupExecutor
+    from miles_dmd.observe.spans import SpanLog
+    from miles_dmd.plan import DistillationTrainerController, requests_until_student_update
+    from miles_dmd.run import started_groups
+
+    loss_type = registry.load("losses", args.loss_type)
+    plan = loss_type.plan(args)
+    with started_groups(args, loss_type, plan) as (groups, rollouts, prompts):
+        spans = SpanLog()
+        executor = GroupExecutor(plan, loss_type, groups, rollouts, spans)
+        provider = RolloutBatches(
+            args,
+            prompts,
+            executor,
+            lambda request: requests_until_student_update(plan.update_schedule, controller.counters, request),
+        )
+        controller = DistillationTrainerController(plan, provider, executor)
+        yield (lambda: controller.run(1)), spans
+
+
+def memory(chosen: argparse.Namespace) -> dict:
+    rows = run_metrics(chosen, chosen.memory_cycles)
+    points = [row for row in rows if row["cycle"] in (10, len(rows) // 2, len(rows)) and "actor/peak_memory_mib" in row]
+    keys = ("actor/peak_memory_mib", "critic/peak_memory_mib")
+    for row in points:
+        print(f"cycle {row['cycle']:>4}  " + "  ".join(f"{key.split('/')[0]} {row[key]:.1f} MiB" for key in keys))
+    growth = {key.split("/")[0]: points[-1][key] - points[0][key] for key in keys}
+    print("growth of the peak, MiB: " + ", ".join(f"{name} {value:+.1f}" for name, value in growth.items()))
+    return {
+        "cycles": len(rows),
+        "growth_mib": growth,
+        "points": [{key: row[key] for key in ("cycle", *keys)} for row in points],
+    }
+
+
+def arguments(chosen: argparse.Namespace, *more: str):
+    from miles_dmd.config.cli import parse_args
+
+    words = ["--config", chosen.config, "--sample-prompts", "0", "--device", "cpu"]
+    return parse_args([*words, *more])
+
+
+def run_metrics(chosen: argparse.Namespace, steps: int, *more: str) -> list[dict]:
+    """The metric rows of a whole run."""
+    from miles_dmd.observe.metrics import read_metrics
+    from miles_dmd.run import DistillationTrainer
+
+    with tempfile.TemporaryDirectory() as directory:
+        DistillationTrainer(arguments(chosen, "--num-rollout", str(steps), "--save", directory, *more)).fit()
+        return read_metrics(Path(directory) / "metrics.jsonl")
+
+
+def bare_cycles(args):
+    """A function that plays a cycle: rollouts, K fake-score steps, scoring, student step, EMA, weights to the sampler."""
+    import torch
+
+    from miles_dmd import registry
+    from miles_dmd.network.conditions import PromptTable, ensure_table
+    from miles_dmd.network.denoiser import Denoiser
+    from miles_dmd.network.pretrained import load_network
+    from miles_dmd.prompts import PromptSource
+    from miles_dmd.training.compute import set_threads
+    from miles_dmd.training.ema import ShardedEma
+
+    set_threads(args.cpu_threads)
+    family, checkpoint = registry.load("models", args.model_family), Path(args.hf_checkpoint)
+    prompts = PromptSource(args.prompt_data, args.seed)
+    table = PromptTable(ensure_table(args, prompts.texts, torch.device("cpu")))
+    names = ("student", "fake_score", "teacher_score", "sampler")
+    models = {name: Denoiser(family.code(), load_network(family, checkpoint)) for name in names}
+    for name in ("teacher_score", "sampler"):
+        models[name].network.requires_grad_(False)
+    optimizers = {
+        role: torch.optim.AdamW(
+            models[role].network.parameters(), lr=args.lr, betas=args.betas, weight_decay=args.weight_decay, fused=True
+        )
+        for role in ("student", "fake_score")
+    }
+    ema = ShardedEma(models["student"].network, decay=args.ema_decay, start_step=0)
+    return lambda: bare_cycle(args, models, optimizers, ema, prompts, table)
+
+
+def bare_cycle(args, models, optimizers, ema, prompts, table) -> None:
+    from miles_dmd.losses.dmd2.objective import follow_student, match_teacher, score
+
+    options = args.loss_options
+    *fake_batches, student_batch = [
+        rollout(args, models["sampler"], prompts, table) for _ in range(options.fake_update_ratio + 1)
+    ]
+    for batch in fake_batches:
+        step(args, optimizers["fake_score"], models["fake_score"], follow_student(models, batch, {}, options).loss)
+    scores = score(models, student_batch, options)
+    step(
+        args,
+        optimizers["student"],
+        models["student"],
+        match_teacher(models, student_batch, {"critic": scores}, options).loss,
+    )
+    ema.update()
+    models["sampler"].network.load_state_dict(models["student"].network.state_dict())
+
+
+def step(args, optimizer, model, loss) -> None:
+    import torch
+
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.network.parameters(), args.clip_grad)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def rollout(args, sampler, prompts, table):
+    import torch
+
+    from miles_dmd import registry, seeds
+    from miles_dmd.contracts.engine import RolloutRequest
+    from miles_dmd.engines.inprocess.sampler import InProcessEngine, resolution
+    from miles_dmd.plan import sigma_grid, stop_steps
+
+    family, checkpoint = registry.load("models", args.model_family), Path(args.hf_checkpoint)
+    drawn = prompts.next(args.rollout_batch_size)
+    stops = stop_steps(args.stop_step_policy, len(drawn), args.num_inference_steps, seed=drawn[0].sample_id)
+    engine = InProcessEngine(
+        sampler, table, sigmas=sigma_grid(args.num_inference_steps, args.shift), solver=args.solver,
+        shape=family.code().latent_shape(checkpoint, *resolution(args, family)),
+        micro_batch_size=args.rollout_micro_batch_size, run_seed=args.seed, device=torch.device("cpu"),
+    )  # fmt: skip
+    batch = engine.generate(
+        [
+            RolloutRequest(
+                prompt.sample_id, prompt.prompt_id, seeds.derive(args.seed, "rollout", prompt.sample_id), stop
+            )
+            for prompt, stop in zip(drawn, stops, strict=True)
+        ]
+    )
+    return replace(batch, cond=table.lookup(batch.prompt_ids), uncond=table.unconditional(len(batch)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
