@@ -11,7 +11,8 @@ import yaml
 
 from miles_dmd import registry
 from miles_dmd.config.cli import parse_flags
-from miles_dmd.config.flags import flags_of
+from miles_dmd.config.flags import flag_name, flags_of
+from miles_dmd.config.values import kinds
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
@@ -75,6 +76,12 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_readme_leads_to_every_page():
+    text = (ROOT / "README.md").read_text()
+
+    assert [path.name for path in ROOT.glob("docs/*.md") if f"](docs/{path.name})" not in text] == []
+
+
 @cache
 def known_flags():
     known = set().union(*FOREIGN)
@@ -83,6 +90,8 @@ def known_flags():
         for flag in flags_of(name, loss_type.options, loss_type.roles).values():
             known |= {flag.name, f"--no-{flag.name[2:]}"} if flag.kind.type is bool else {flag.name}
         known |= {f"--{role}-" for role in loss_type.roles}
+    for name in registry.names("engines"):
+        known |= {flag_name(option) for option in kinds(registry.load("engines", name).options)}
     for script in [*ROOT.glob("examples/*/*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("scripts/*.py")]:
         known |= set(re.findall(r"add_argument\(\s*\"(--[\w-]+)\"", script.read_text()))
     return known
