@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from miles_dmd.cluster.placement import Placement
-from miles_dmd.cluster.waiting import fetch
+from miles_dmd.cluster.waiting import Supervisor
+from miles_dmd.cluster.watched import Watched, actor_class
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.handles import BatchHandle, WeightHandle
@@ -17,8 +18,10 @@ from miles_dmd.handles import BatchHandle, WeightHandle
 if TYPE_CHECKING:
     from miles_dmd.rollout import RolloutWorker
 
+WHO = "the rollout worker"
 
-class RolloutActor:
+
+class RolloutActor(Watched):
     def encode(self, args: Any, device: str, texts: Sequence[str]) -> str:
         """Path of the prompts' table. Encoders are loaded and dropped here, before anything else needs the memory."""
         from miles_dmd.network.conditions import ensure_table
@@ -67,14 +70,16 @@ def _buckets(weights: WeightHandle) -> Iterator[Any]:
 class RayRollouts:
     """``executor.Rollouts`` over the actor; it shares the first bundle."""
 
-    def __init__(self, placement: Placement) -> None:
-        self.actor = ray.remote(RolloutActor).options(**placement.options(0)).remote()
+    def __init__(self, placement: Placement, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.actor = actor_class(RolloutActor).options(**placement.options(0)).remote()
+        supervisor.watch(WHO, self.actor)
 
     def encode(self, args: Any, device: str, texts: Sequence[str]) -> str:
         return str(self._call("encoding prompts", "encode", args, device, list(texts)))
 
     def build(self, args: Any, device: str, prompt_table: str) -> dict[str, ray.ObjectRef]:
-        return {"the rollout worker": self.actor.build.remote(args, device, prompt_table)}
+        return {WHO: self.actor.build.remote(args, device, prompt_table)}
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
         handles: list[BatchHandle] = self._call("sampling", "generate", batches, num_chunks)
@@ -93,7 +98,7 @@ class RayRollouts:
         return int(self._call("reporting its memory", "peak_memory"))
 
     def _call(self, doing: str, method: str, *parameters: Any) -> Any:
-        return fetch(getattr(self.actor, method).remote(*parameters), "the rollout worker", doing)
+        return self.supervisor.fetch(getattr(self.actor, method).remote(*parameters), WHO, doing)
 
     def kill(self) -> None:
         ray.kill(self.actor)

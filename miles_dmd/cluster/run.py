@@ -9,9 +9,9 @@ from typing import Any
 from miles_dmd.cluster.placement import place
 from miles_dmd.cluster.preflight import check_nodes
 from miles_dmd.cluster.rollout_actor import RayRollouts
-from miles_dmd.cluster.session import ray_session
+from miles_dmd.cluster.session import every, ray_session
 from miles_dmd.cluster.trainer_group import RayTrainerGroup
-from miles_dmd.cluster.waiting import gather
+from miles_dmd.cluster.waiting import TICK, Supervisor
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.plan import DistillationPlan
 
@@ -28,26 +28,28 @@ def started(
 ) -> Iterator[tuple[dict[str, RayTrainerGroup], RayRollouts]]:
     """Trainer groups by name and the rollout worker, built and ready; gone when the block ends, however it ends."""
     sizes = {name: own.num_trainer_ranks for name, own in group_args.items()}
-    with ray_session(args.ray_address):
+    with ray_session(args.ray_address) as session:
         check_nodes(sorted({args.hf_checkpoint, args.teacher_path}))
         placement = place(sizes, device=args.device, cpu_threads=args.cpu_threads, timeout=args.placement_timeout)
+        supervisor = Supervisor(args.remote_timeout, every(TICK, session.died))
         processes: list[RayTrainerGroup | RayRollouts] = []
         try:
             # processes start (and import torch) while the prompts are encoded
-            rollouts = RayRollouts(placement)
+            rollouts = RayRollouts(placement, supervisor)
             processes.append(rollouts)
             groups: dict[str, RayTrainerGroup] = {}
             for name, size in sizes.items():
-                groups[name] = RayTrainerGroup(name, size, placement)
+                groups[name] = RayTrainerGroup(name, size, placement, supervisor)
                 processes.append(groups[name])
             table = rollouts.encode(args, placement.device, texts)
             calls = rollouts.build(args, placement.device, table)
             for name, group in groups.items():
                 parts = {"plan": plan, "loss_type": loss_type, "prompt_table": table, "horizon": horizons.get(name, 0)}
                 calls |= group.build(group_args[name], placement.device, **parts)
-            gather(calls, "loading models")
+            supervisor.gather(calls, "loading models")
             yield groups, rollouts
         finally:
-            for process in processes:
-                process.kill()
-            placement.remove()
+            if not session.died():  # Ray would not answer
+                for process in processes:
+                    process.kill()
+                placement.remove()

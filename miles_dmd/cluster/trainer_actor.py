@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -9,25 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from miles_dmd.cluster.watched import Watched
+
 if TYPE_CHECKING:
     from miles_dmd.contracts.loss import LossType
     from miles_dmd.contracts.reports import TrainReport
     from miles_dmd.plan import DistillationPlan
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+COLLECTIVE_MARGIN = 60.0
+"""Seconds that ranks wait for each other beyond what the driver waits for them: it is the one to say who is late."""
 
 
-class TrainerActor:
-    def __init__(self, group: str, rank: int, size: int) -> None:
+class TrainerActor(Watched):
+    def __init__(self, group: str, rank: int, size: int, timeout: float) -> None:
         self.group, self.rank, self.size = group, rank, size
+        self.timeout = timedelta(seconds=timeout + COLLECTIVE_MARGIN)
 
     def open_store(self) -> tuple[str, int]:
         """Rank 0: where the others meet. The port is bound here and now, so no two groups can pick the same one."""
         from torch.distributed import TCPStore
 
         host = ray.util.get_node_ip_address()
-        self._store = TCPStore(host, 0, self.size, is_master=True, wait_for_workers=False, timeout=COLLECTIVE_TIMEOUT)
-        return host, self._store.port
+        listening = socket.create_server((host, 0))  # the store by itself would listen on every address
+        port = listening.getsockname()[1]
+        self._store = TCPStore(
+            host, port, self.size, is_master=True, wait_for_workers=False, timeout=self.timeout,
+            master_listen_fd=listening.detach(),
+        )  # fmt: skip
+        return host, port
 
     def build(
         self,
@@ -65,9 +77,12 @@ class TrainerActor:
         if compute.device.type == "cuda":
             torch.cuda.set_device(compute.device)
         host, port = meeting
-        store = self._store if self.rank == 0 else dist.TCPStore(host, port, self.size, timeout=COLLECTIVE_TIMEOUT)
+        if host == LOOPBACK:
+            for backend in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{backend}_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+        store = self._store if self.rank == 0 else dist.TCPStore(host, port, self.size, timeout=self.timeout)
         dist.init_process_group(
-            compute.backend, store=store, rank=self.rank, world_size=self.size, timeout=COLLECTIVE_TIMEOUT
+            compute.backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout
         )
 
     def train(self, chunks: Sequence[ray.ObjectRef], scores: Mapping[str, Sequence[ray.ObjectRef]]) -> TrainReport:

@@ -9,7 +9,8 @@ import ray
 
 from miles_dmd.cluster.placement import Placement
 from miles_dmd.cluster.trainer_actor import TrainerActor
-from miles_dmd.cluster.waiting import fetch, gather, names
+from miles_dmd.cluster.waiting import Supervisor, names
+from miles_dmd.cluster.watched import actor_class
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 
@@ -17,15 +18,17 @@ from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 class RayTrainerGroup:
     """Starts its processes at once; ``build`` makes them load their models, together with other groups'."""
 
-    def __init__(self, name: str, size: int, placement: Placement) -> None:
-        self.name, self.size = name, size
-        actor = ray.remote(TrainerActor)
-        self.actors = [actor.options(**placement.options(rank)).remote(name, rank, size) for rank in range(size)]
+    def __init__(self, name: str, size: int, placement: Placement, supervisor: Supervisor) -> None:
+        self.name, self.size, self.supervisor = name, size, supervisor
+        actor, limit = actor_class(TrainerActor), supervisor.timeout
+        self.actors = [actor.options(**placement.options(rank)).remote(name, rank, size, limit) for rank in range(size)]
+        for who, process in zip(names(name, size), self.actors, strict=True):
+            supervisor.watch(who, process)
 
     def build(self, args: Any, device: str, **parts: Any) -> dict[str, ray.ObjectRef]:
         """Calls to wait for, by rank; ``parts`` are the trainer's plan, loss type, prompt table and horizon."""
         who = names(self.name, self.size)
-        meeting = fetch(self.actors[0].open_store.remote(), who[0], "opening the group's meeting point")
+        meeting = self.supervisor.fetch(self.actors[0].open_store.remote(), who[0], "opening the group's meeting point")
         return {
             name: actor.build.remote(meeting, args, device, **parts)
             for name, actor in zip(who, self.actors, strict=True)
@@ -41,7 +44,8 @@ class RayTrainerGroup:
             actor.score.options(num_returns=2).remote(batch.of_rank(rank, self.size))
             for rank, actor in enumerate(self.actors)
         ]
-        gather(dict(zip(names(self.name, self.size), (seconds for seconds, _ in pairs), strict=True)), "scoring")
+        waiting = dict(zip(names(self.name, self.size), (seconds for seconds, _ in pairs), strict=True))
+        self.supervisor.gather(waiting, "scoring")
         return ScoreHandle(self.name, tuple(scores for _, scores in pairs))
 
     def weights(self, *, averaged: bool) -> WeightHandle:
@@ -50,7 +54,7 @@ class RayTrainerGroup:
 
     def _each(self, doing: str, call: Any) -> list[Any]:
         refs = [call(rank, actor) for rank, actor in enumerate(self.actors)]
-        return gather(dict(zip(names(self.name, self.size), refs, strict=True)), doing)
+        return self.supervisor.gather(dict(zip(names(self.name, self.size), refs, strict=True)), doing)
 
     def kill(self) -> None:
         for actor in self.actors:

@@ -2,47 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from miles_dmd.errors import ClusterError, MilesDmdError
 
+TICK = 2.0
+"""Seconds between two looks at Ray itself."""
+GRACE = 2.0
+"""Seconds in which a death is heard of that may have made another rank raise."""
 
-def gather(calls: Mapping[str, ray.ObjectRef], doing: str, *, timeout: float | None = None) -> list[Any]:
+
+class Supervisor:
+    """Waits for calls, and looks after every process of the run meanwhile: whoever dies ends the wait.
+
+    ``died`` tells what of Ray is gone, or "". A call that takes longer than ``timeout`` seconds is given up.
+    """
+
+    def __init__(self, timeout: float, died: Callable[[], str] = lambda: "") -> None:
+        self.timeout, self.died = timeout, died
+        self.sentinels: dict[ray.ObjectRef, str] = {}
+        self._actors: dict[str, Any] = {}
+
+    def watch(self, who: str, actor: Any) -> None:
+        """``actor``, a Watched one, belongs to the run from now on."""
+        self.sentinels[actor.until_death.remote()] = who
+        self._actors[who] = actor
+
+    def gather(self, calls: Mapping[str, ray.ObjectRef], doing: str) -> list[Any]:
+        try:
+            return gather(calls, doing, timeout=self.timeout, sentinels=self.sentinels, died=self.died)
+        except NoAnswer as error:
+            raise ClusterError(f"{error}; --remote-timeout {self.timeout:g} is the limit") from self._stacks(error.late)
+
+    def fetch(self, ref: ray.ObjectRef, who: str, doing: str) -> Any:
+        return self.gather({who: ref}, doing)[0]
+
+    def _stacks(self, late: Sequence[str]) -> ClusterError:
+        """Where those who do not answer are, for the traceback."""
+        asked = {who: self._actors[who].stacks.remote() for who in late if who in self._actors}
+        done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=5) if asked else ([], [])
+        shown = [f"{who} is at\n{ray.get(ref)}" for who, ref in asked.items() if ref in done]
+        return ClusterError("\n".join(shown) or "nobody tells where they are")
+
+
+class NoAnswer(ClusterError):
+    """``late`` did not answer in time."""
+
+    def __init__(self, late: Sequence[str], message: str) -> None:
+        super().__init__(message)
+        self.late = late
+
+
+def gather(
+    calls: Mapping[str, ray.ObjectRef],
+    doing: str,
+    *,
+    timeout: float | None = None,
+    sentinels: Mapping[ray.ObjectRef, str] | None = None,
+    died: Callable[[], str] = lambda: "",
+) -> list[Any]:
     """Results of ``calls`` (who -> reference) in order.
 
     A rank that raises in the middle of a collective leaves its siblings waiting in it, so whichever finishes first is
-    looked at first. Errors of ours pass through; a dead process or another error becomes a ClusterError.
+    looked at first. ``sentinels`` (reference -> who) finish only when their process dies. Errors of ours pass through;
+    a dead process, Ray's own end or another error becomes a ClusterError.
     """
-    who_of = {ref: who for who, ref in calls.items()}
+    who_of, watched = {ref: who for who, ref in calls.items()}, dict(sentinels or {})
     waiting = list(who_of)
+    limit = None if timeout is None else time.monotonic() + timeout
     while waiting:
-        done, waiting = ray.wait(waiting, num_returns=1, timeout=timeout, fetch_local=False)
-        if not done:
-            late = ", ".join(who_of[ref] for ref in waiting)
-            raise ClusterError(f"no answer from {late} within {timeout:.0f} s while {doing}")
+        left = TICK if limit is None else min(TICK, max(limit - time.monotonic(), 0.0))
+        done, _ = ray.wait([*waiting, *watched], num_returns=1, timeout=left, fetch_local=False)
+        if gone := died():
+            raise ClusterError(f"{gone} while {doing}")
         for ref in done:
-            fetch(ref, who_of[ref], doing)
+            _look(ref, who_of.get(ref) or watched[ref], doing, watched)
+        waiting = [ref for ref in waiting if ref not in done]
+        if waiting and limit is not None and time.monotonic() >= limit:
+            late = [who_of[ref] for ref in waiting]
+            raise NoAnswer(late, f"no answer from {', '.join(late)} within {timeout:.0f} s while {doing}")
     return [ray.get(ref) for ref in calls.values()]
+
+
+def _look(ref: ray.ObjectRef, who: str, doing: str, watched: Mapping[ray.ObjectRef, str]) -> None:
+    """Raises what ``ref`` holds if it is an error; the death of another, if that is why."""
+    try:
+        ray.get(ref)
+    except RayActorError as error:
+        raise ClusterError(f"the process of {who}{_where(error)} died while {doing}{_why(error)}") from error
+    except (RayTaskError, ObjectLostError) as error:
+        cause = getattr(error, "cause", None) or error
+        if isinstance(cause, MilesDmdError):
+            raise cause from error
+        for dead in ray.wait(list(watched), timeout=GRACE)[0] if watched else ():
+            _look(dead, watched[dead], doing, {})
+        raise ClusterError(f"{who} failed while {doing}: {type(cause).__name__}: {_first_line(cause)}") from error
+
+
+def _where(error: RayActorError) -> str:
+    found = re.search(r"pid: (\d+)", str(error))
+    return f" (pid {found[1]})" if found else ""
+
+
+def _why(error: RayActorError) -> str:
+    """Ray's paragraph in a few words; the whole stands in the traceback."""
+    known = {"running low on memory": ": the node ran out of memory", "its node has died": ": its node died"}
+    return next((short for long, short in known.items() if long in str(error)), "")
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")
 
 
 def fetch(ref: ray.ObjectRef, who: str, doing: str, *, timeout: float | None = None) -> Any:
     """The result of one call; see ``gather`` for the errors."""
-    try:
-        return ray.get(ref, timeout=timeout)
-    except RayTaskError as error:
-        cause = error.cause if isinstance(error.cause, BaseException) else error
-        if isinstance(cause, MilesDmdError):
-            raise cause from None
-        raise ClusterError(f"{who} failed while {doing}: {type(cause).__name__}: {cause}") from error
-    except GetTimeoutError:
-        raise ClusterError(f"no answer from {who} within {timeout:.0f} s while {doing}") from None
-    except RayActorError as error:
-        reason = " ".join(str(error).split())
-        raise ClusterError(f"the process of {who} died while {doing}: {reason}") from error
+    return gather({who: ref}, doing, timeout=timeout)[0]
 
 
 def names(group: str, count: int) -> Sequence[str]:

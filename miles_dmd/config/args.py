@@ -122,6 +122,11 @@ class RunArgs:
     """Prompts in a grid of samples; 0 for none."""
     placement_timeout: Positive = 120.0
     """Seconds to wait for Ray to place all trainer groups, before saying what is missing."""
+    remote_timeout: Positive = 1800.0
+    """Seconds that one call of a trainer rank or of the rollout worker may take; longer, and the run is ended."""
+    max_consecutive_skipped_cycles: Natural = 0
+    """Cycles in a row that may be given up because a loss or gradient was not finite; 0: the first ends the run. Such a
+    number in a phase after the student's step of a cycle ends it always: that step cannot be taken back."""
     tensorboard: bool = False
     """Also write metrics for TensorBoard (needs the tensorboard extra)."""
     wandb_project: str | None = None
