@@ -7,7 +7,7 @@ can be sampled together: nothing is stale, and the engine wakes once a cycle.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from miles_dmd import seeds
@@ -34,6 +34,14 @@ class RolloutBatches:
             with self.executor.spans.span("rollout", group="rollout"):
                 self._ready.extend(self.executor.rollouts.generate(requests, self.executor.num_chunks))
         return self._ready.popleft()
+
+    def pending(self) -> tuple[BatchHandle, ...]:
+        """Batches that are sampled and not yet used, in order."""
+        return tuple(self._ready)
+
+    def restore(self, pending: Sequence[BatchHandle]) -> None:
+        """Go on with ``pending``, those of a checkpoint."""
+        self._ready = deque(pending)
 
     def _requests(self) -> list[RolloutRequest]:
         prompts = self.prompts.next(self.args.rollout_batch_size)

@@ -2,6 +2,7 @@
 
 MilesDmdError
 ├── ConfigError          the user asked for something that cannot be: names the flag, the value and the cure
+│   ├── CheckpointError  a checkpoint that is not loaded: damaged, half of one, or of another run
 │   └── NotFound         no loss type, model family, engine, role or preset of that name: lists those there are
 │       └── UnknownName  no recipe, objective, rollout or initialization of that name (a KeyError, too)
 ├── PlanError            a plan that cannot be: its parts contradict each other
@@ -12,6 +13,7 @@ MilesDmdError
 ├── ExternalDataError    one group handed another the wrong samples, keys or policy version
 ├── EngineError          the rollout engine could not, or did not, do what it was asked
 ├── ClusterError         trainer groups could not be placed, or one of their processes died
+├── SaveError            a checkpoint could not be written; the ones before it are as they were
 └── FormatError          a file of another format, or of a newer version than this package reads
 """
 
@@ -22,6 +24,10 @@ class MilesDmdError(Exception):
 
 class ConfigError(MilesDmdError, ValueError):
     """The user asked for something that cannot be. Exit code 2."""
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint that is not loaded: damaged, half of one, or of another run, plan or set of arguments."""
 
 
 class NotFound(ConfigError, LookupError):
@@ -65,6 +71,10 @@ class EngineError(MilesDmdError, RuntimeError):
 
 class ClusterError(MilesDmdError, RuntimeError):
     """Trainer groups could not be placed, or a process of theirs died."""
+
+
+class SaveError(MilesDmdError, RuntimeError):
+    """A checkpoint could not be written."""
 
 
 class FormatError(MilesDmdError, ValueError):

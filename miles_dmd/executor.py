@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from miles_dmd.checkpoint.manifest import FileEntry
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.loss import LossType
@@ -35,6 +36,10 @@ class TrainerGroup(Protocol):
 
     def weights(self, *, averaged: bool) -> WeightHandle: ...
 
+    def save(self, directory: Path) -> list[FileEntry]: ...
+
+    def load(self, directory: Path) -> None: ...
+
 
 class Rollouts(Protocol):
     """The rollout worker, addressed from the driver."""
@@ -46,6 +51,10 @@ class Rollouts(Protocol):
     def pictures(self, requests: Sequence[RolloutRequest]) -> Any: ...
 
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None: ...
+
+    def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]: ...
+
+    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]: ...
 
     def peak_memory(self) -> int: ...
 

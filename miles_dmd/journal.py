@@ -23,9 +23,12 @@ from miles_dmd.version import VERSION
 class Journal:
     """A context manager around the training of a run whose groups are up; ``directory`` is the run's own."""
 
-    def __init__(self, args: Args, plan: DistillationPlan, directory: Path, num_cycles: int | None) -> None:
+    def __init__(
+        self, args: Args, plan: DistillationPlan, directory: Path, num_cycles: int | None, done: int = 0
+    ) -> None:
+        """``done`` cycles were committed before, by the run whose checkpoint this one goes on from."""
         self.args, self.plan, self.directory = args, plan, directory
-        cycles = plan.update_schedule.warmup_cycles + args.num_rollout if num_cycles is None else num_cycles
+        cycles = plan.update_schedule.warmup_cycles + args.num_rollout if num_cycles is None else done + num_cycles
         self.spans = SpanLog()
         self.trackers = open_trackers(
             directory,
@@ -33,7 +36,7 @@ class Journal:
             wandb_project=args.wandb_project,
             config=dataclasses.asdict(args),
         )
-        self.progress = Progress(total=cycles)
+        self.progress = Progress(total=cycles, done=done)
         self.group_of_phase = {
             phase.kind: plan.group_of(phase.trainable_roles[0]) for phase in plan.update_schedule.phases
         }

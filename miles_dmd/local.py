@@ -9,6 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from miles_dmd import registry
+from miles_dmd.checkpoint.manifest import FileEntry
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.external import ExternalData
@@ -42,17 +44,31 @@ class LocalGroup:
     def weights(self, *, averaged: bool) -> WeightHandle:
         return WeightHandle(tuple(self.trainer.weights(averaged=averaged)))
 
+    def save(self, directory: Path) -> list[FileEntry]:
+        return self.trainer.state.save(directory)
+
+    def load(self, directory: Path) -> None:
+        self.trainer.state.load(directory)
+
 
 class LocalRollouts:
     def __init__(self, worker: RolloutWorker) -> None:
         self.worker = worker
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
-        chunked = self.worker.generate(batches, num_chunks)
-        return [
-            BatchHandle(tuple(i for chunk in chunks for i in chunk.ids), chunks[0].policy_version, tuple(chunks))
-            for chunks in chunked
-        ]
+        return [_handle(chunks) for chunks in self.worker.generate(batches, num_chunks)]
+
+    def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
+        return self.worker.save_batches([DenoisingBatch.join(batch.chunks) for batch in batches], directory)
+
+    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
+        return [_handle(chunks) for chunks in self.worker.load_batches(paths, num_chunks)]
+
+    def sleep(self) -> None:
+        self.worker.sleep()
+
+    def wake(self) -> None:
+        self.worker.wake()
 
     def update_weights(self, weights: WeightHandle, version: int) -> None:
         self.worker.update_weights(weights.buckets, version)
@@ -65,6 +81,10 @@ class LocalRollouts:
 
     def peak_memory(self) -> int:
         return self.worker.peak_memory()
+
+
+def _handle(chunks: Sequence[DenoisingBatch]) -> BatchHandle:
+    return BatchHandle(tuple(i for chunk in chunks for i in chunk.ids), chunks[0].policy_version, tuple(chunks))
 
 
 @contextlib.contextmanager
@@ -93,9 +113,23 @@ def started(
         {
             name: LocalGroup(name, Trainer(own, name, horizon=horizons[name], **shared))
             for name, own in group_args.items()
-        },
-        rollouts,
-    )
+        }
+        for server in servers:
+            server.wait(args.placement_timeout)
+        worker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=[s.url for s in servers])
+        stack.callback(worker.close)
+        yield groups, LocalRollouts(worker)
+
+
+def start_servers(args: Any, compute: Compute, stack: contextlib.ExitStack) -> list[Server]:
+    """The servers that the rollout engine speaks to, if it has any of its own; they end with ``stack``."""
+    engine = registry.load("engines", args.rollout_engine)
+    servers: list[Server] = []
+    for number in range(engine.num_servers(args)):
+        serve = registry.resolve(engine.serve)
+        servers.append(serve(args, device=compute.device.type, number=number, host="127.0.0.1"))
+        stack.callback(servers[-1].close)
+    return servers
 
 
 def init_single_rank(compute: Compute) -> None:

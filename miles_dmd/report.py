@@ -103,6 +103,7 @@ def rollout_table(run: Run) -> Table:
             ("prompts", f"{len(texts)} in {args.prompt_data}"),
             ("student", str(args.hf_checkpoint)),
             ("teacher", str(args.teacher_path)),
+            *([("load", args.load)] if args.load else []),
             ("save", args.save or f"runs/{preset_name(args)}-<n>"),
         ],
     )

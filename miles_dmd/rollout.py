@@ -10,10 +10,12 @@ import numpy as np
 from torch import Tensor
 
 from miles_dmd import registry
+from miles_dmd.checkpoint.manifest import FileEntry, entry_of
+from miles_dmd.contracts.batch_file import read_batch, write_batch
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutEngine, RolloutRequest
 from miles_dmd.contracts.samples import DenoisingBatch
-from miles_dmd.errors import EngineError
+from miles_dmd.errors import EngineError, SaveError
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.plan.partition import rows_of_rank
 from miles_dmd.training.compute import Compute, peak_memory_bytes
@@ -35,10 +37,29 @@ class RolloutWorker:
             raise EngineError(f"the engine returned samples {whole.ids[:4]}..., asked for {requests[0].sample_id}...")
         result, start = [], 0
         for batch in batches:
-            rows = [rows_of_rank(len(batch), chunk, num_chunks) for chunk in range(num_chunks)]
-            result.append([whole.take(range(start + part.start, start + part.stop)) for part in rows])
+            result.append(_chunks(whole.take(range(start, start + len(batch))), num_chunks))
             start += len(batch)
         return result
+
+    def sleep(self) -> None:
+        self.engine.sleep()
+
+    def wake(self) -> None:
+        self.engine.wake()
+
+    def save_batches(self, batches: Sequence[DenoisingBatch], directory: Path) -> list[FileEntry]:
+        """One file each into ``directory``, which exists; paths below its parent. Raises SaveError."""
+        paths = [directory / f"batch_{number:03d}.safetensors" for number in range(len(batches))]
+        try:
+            for path, batch in zip(paths, batches, strict=True):
+                write_batch(path, batch)
+            return [entry_of(path, directory.parent) for path in paths]
+        except OSError as error:
+            raise SaveError(f"{directory}: {error.strerror}") from error
+
+    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[list[DenoisingBatch]]:
+        """As ``generate`` gives them."""
+        return [_chunks(read_batch(path), num_chunks) for path in paths]
 
     def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
         self.engine.update_weights(buckets, version)
@@ -66,3 +87,7 @@ class RolloutWorker:
 
     def close(self) -> None:
         self.engine.close()
+
+
+def _chunks(batch: DenoisingBatch, num_chunks: int) -> list[DenoisingBatch]:
+    return [batch.take(rows_of_rank(len(batch), chunk, num_chunks)) for chunk in range(num_chunks)]

@@ -17,6 +17,7 @@ from miles_dmd.batches import RolloutBatches
 from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
 from miles_dmd.config.cli import PROGRAM, parse_args
+from miles_dmd.config.resume import Resume, open_resume
 from miles_dmd.config.runs import claim_run_directory
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.contracts.loss import LossType
@@ -31,10 +32,12 @@ from miles_dmd.plan import (
     DistillationTrainerController,
     DistillationTrainerHooks,
     PhaseRequest,
+    TrainerCounters,
     requests_until_student_update,
 )
 from miles_dmd.prompts import PromptSource
 from miles_dmd.report import resolved_run
+from miles_dmd.saving import CheckpointSaver, restore
 
 
 class DistillationTrainer:
@@ -65,6 +68,7 @@ class DistillationTrainer:
         assert plan is not None
         self.plan, self.executor, self.batch_provider, self.hooks = plan, executor, batch_provider, hooks
         self.controller_instance: DistillationTrainerController | None = None
+        self.saver: CheckpointSaver | None = None
 
     def build_controller(self, **observing: Any) -> DistillationTrainerController:
         """The controller over executor and batch provider, made once."""
@@ -91,25 +95,46 @@ class DistillationTrainer:
             controller.run(num_cycles)
             return controller
         self.plan.refuse_unrunnable()
+        resume = open_resume(self.args)
+        if resume is not None:
+            resume.verify()
         with started_groups(self.args, self.loss_type, self.plan) as (groups, rollouts, prompts):
-            return self._train(self.args, groups, rollouts, prompts, num_cycles)
+            return self._train(self.args, groups, rollouts, prompts, num_cycles, resume)
 
     def _train(
-        self, args: Args, groups: Mapping[str, Any], rollouts: Any, prompts: PromptSource, num_cycles: int | None
+        self,
+        args: Args,
+        groups: Mapping[str, Any],
+        rollouts: Any,
+        prompts: PromptSource,
+        num_cycles: int | None,
+        resume: Resume | None,
     ) -> DistillationTrainerController:
         directory = claim_run_directory(args)
-        with Journal(args, self.plan, directory, num_cycles) as journal:
+        done = 0 if resume is None else resume.manifest.cycle
+        with Journal(args, self.plan, directory, num_cycles, done) as journal:
             executor = GroupExecutor(self.plan, self.loss_type, groups, rollouts, journal.spans)
             grids = SampleGrids(args, prompts.texts, directory / "samples")
             extra = self.hooks if isinstance(self.hooks, Sequence) else [self.hooks] if self.hooks else []
             self.executor, self.hooks = executor, [grids, *extra]
-            self.batch_provider = RolloutBatches(args, prompts, executor, self._ahead)
-            controller = self.build_controller(observer=journal.committed)
-            grids.draw(0, executor)
+            self.batch_provider = batches = RolloutBatches(args, prompts, executor, self._ahead)
+            parts: dict[str, Any] = {"executor": executor, "batches": batches, "prompts": prompts}
+            self.saver = saver = CheckpointSaver(args, directory, resume=resume, **parts)
+
+            def committed(counters: TrainerCounters, metrics: Mapping[str, Any]) -> None:
+                journal.committed(counters, metrics)  # first: a checkpoint vouches for the rows before it
+                saver.committed(counters)
+
+            controller = self.build_controller(observer=committed)
+            if resume is None:
+                grids.draw(0, executor)
+            else:
+                restore(resume, controller=controller, **parts)
             if num_cycles is None:
                 controller.run_until(args.num_rollout)
             else:
                 controller.run(num_cycles)
+            saver.finish(controller.counters)
             export_student(args, self.loss_type, executor, directory / "student")
             journal.finish(executor, controller.counters)
         return controller
@@ -146,6 +171,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(resolved_run(args))
         if not args.dry_run:
             DistillationTrainer(args).fit()
+        elif (resume := open_resume(args)) is not None:
+            resume.verify()
+            print(f"\n{resume}")
     except (ConfigError, PlanError) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2

@@ -8,6 +8,7 @@ from miles_dmd import registry
 from miles_dmd.config.args import PER_TRAINER
 from miles_dmd.config.flags import LOSS, RUN, Flag, flags_of
 from miles_dmd.config.presets import shipped
+from miles_dmd.config.values import ANY
 
 BAR = r"\|"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
@@ -63,7 +64,8 @@ def _sections(flags: Iterable[Flag]) -> Iterator[str]:
 
 
 def _row(flag: Flag) -> str:
-    values = " ".join([flag.metavar] * (flag.kind.length or 1))
+    many = flag.kind.length == ANY
+    values = f"{flag.metavar}..." if many else " ".join([flag.metavar] * (flag.kind.length or 1))
     name = f"{flag.name} {values}".strip()
     default = f"`{flag.shown_default}`" if flag.shown_default else ""
     cells = (f"`{name}`", default, flag.words)

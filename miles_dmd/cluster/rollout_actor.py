@@ -16,6 +16,8 @@ from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.handles import BatchHandle, WeightHandle
 
 if TYPE_CHECKING:
+    from miles_dmd.checkpoint.manifest import FileEntry
+    from miles_dmd.contracts.samples import DenoisingBatch
     from miles_dmd.rollout import RolloutWorker
 
 WHO = "the rollout worker"
@@ -40,14 +42,25 @@ class RolloutActor(Watched):
         self.worker: RolloutWorker = RolloutWorker(args, compute=compute, prompts=PromptTable(Path(prompt_table)))
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
-        return [
-            BatchHandle(
-                tuple(sample for chunk in chunks for sample in chunk.ids),
-                chunks[0].policy_version,
-                tuple(ray.put(chunk) for chunk in chunks),
-            )
-            for chunks in self.worker.generate(batches, num_chunks)
-        ]
+        return [_handle(chunks) for chunks in self.worker.generate(batches, num_chunks)]
+
+    def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
+        from miles_dmd.contracts.samples import DenoisingBatch
+
+        whole = [DenoisingBatch.join(ray.get(list(batch.chunks))) for batch in batches]
+        return self.worker.save_batches(whole, directory)
+
+    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
+        return [_handle(chunks) for chunks in self.worker.load_batches(paths, num_chunks)]
+
+    def sleep(self) -> None:
+        self.worker.sleep()
+
+    def wake(self) -> None:
+        self.worker.wake()
+
+    def close(self) -> None:
+        self.worker.close()
 
     def update_weights(self, weights: WeightHandle, version: int) -> None:
         self.worker.update_weights(_buckets(weights), version)
@@ -60,6 +73,11 @@ class RolloutActor(Watched):
 
     def peak_memory(self) -> int:
         return self.worker.peak_memory()
+
+
+def _handle(chunks: Sequence[DenoisingBatch]) -> BatchHandle:
+    ids = tuple(sample for chunk in chunks for sample in chunk.ids)
+    return BatchHandle(ids, chunks[0].policy_version, tuple(ray.put(chunk) for chunk in chunks))
 
 
 def _buckets(weights: WeightHandle) -> Iterator[Any]:
@@ -93,6 +111,14 @@ class RayRollouts:
 
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
         self._call("exporting the student", "export", directory, weights, distillation)
+
+    def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
+        entries: list[FileEntry] = self._call("saving batches", "save_batches", list(batches), directory)
+        return entries
+
+    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
+        handles: list[BatchHandle] = self._call("loading batches", "load_batches", list(paths), num_chunks)
+        return handles
 
     def peak_memory(self) -> int:
         return int(self._call("reporting its memory", "peak_memory"))

@@ -14,6 +14,9 @@ import ray
 from miles_dmd.cluster.watched import Watched
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from miles_dmd.checkpoint.manifest import FileEntry
     from miles_dmd.contracts.loss import LossType
     from miles_dmd.contracts.reports import TrainReport
     from miles_dmd.plan import DistillationPlan
@@ -99,6 +102,12 @@ class TrainerActor(Watched):
         started = time.perf_counter()
         scores = self.trainer.score(DenoisingBatch.join(ray.get(list(chunks))))
         return time.perf_counter() - started, scores
+
+    def save(self, directory: Path) -> list[FileEntry]:
+        return self.trainer.state.save(directory)
+
+    def load(self, directory: Path) -> None:
+        self.trainer.state.load(directory)
 
     def weights(self, averaged: bool) -> list[ray.ObjectRef]:
         """References to the full weights from rank 0, nothing from the others, which take part in the gathering."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
 
+from miles_dmd.checkpoint.manifest import FileEntry
 from miles_dmd.cluster.placement import Placement
 from miles_dmd.cluster.trainer_actor import TrainerActor
 from miles_dmd.cluster.waiting import Supervisor, names
@@ -51,6 +53,13 @@ class RayTrainerGroup:
     def weights(self, *, averaged: bool) -> WeightHandle:
         per_rank = self._each("gathering weights", lambda rank, actor: actor.weights.remote(averaged))
         return WeightHandle(tuple(per_rank[0]))
+
+    def save(self, directory: Path) -> list[FileEntry]:
+        per_rank = self._each("saving", lambda rank, actor: actor.save.remote(directory))
+        return [entry for entries in per_rank for entry in entries]
+
+    def load(self, directory: Path) -> None:
+        self._each("loading a checkpoint", lambda rank, actor: actor.load.remote(directory))
 
     def _each(self, doing: str, call: Any) -> list[Any]:
         refs = [call(rank, actor) for rank, actor in enumerate(self.actors)]

@@ -23,8 +23,8 @@ class ModelArgs:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     max_sequence_length: Count | None = None
     """Text tokens of the long encoder (T5); by default what the pipeline itself uses."""
-    load: ReadPath | None = None
-    """Checkpoint directory to go on from."""
+    load: str | None = None
+    """Checkpoint to go on from: a run's directory (its newest), one checkpoint, or latest: the newest of --save."""
     save: str | None = None
     """Directory of everything that the run leaves; by default a fresh runs/<preset>-<n>."""
 
@@ -102,6 +102,14 @@ class RunArgs:
     """Preset: a name of trainer_configs/ or a YAML file. Flags win over it, and it wins over defaults."""
     overwrite: bool = False
     """Replace the run that --save holds."""
+    save_interval: Natural = 100
+    """Cycles between two checkpoints in the folder checkpoints of --save; the last is after the last cycle. 0: none."""
+    keep_checkpoints: Natural = 2
+    """Newest checkpoints to keep; older whole ones are removed. 0: all."""
+    on_save_failure: Literal["stop", "continue"] = "stop"
+    """What to do when a checkpoint cannot be written (a full disk): end the run, or say so and go on."""
+    allow_changed: tuple[str, ...] = ()
+    """Arguments that may differ from the checkpoint's though they alter training, by name: lr, or critic-lr alone."""
     seed: Natural = 0
     """Root of all randomness: the same seed gives the same run, on any number of ranks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -143,10 +151,16 @@ class Args(RunArgs, RolloutArgs, LossArgs, OptimArgs, ModelArgs):
     """What each trainer reads instead, from the preset and flags like ``--critic-lr``; those left out read the same."""
 
     def __post_init__(self) -> None:
-        options = registry.load("losses", self.loss_type).options
-        if self.loss_options is None:
-            object.__setattr__(self, "loss_options", options())
-        elif not isinstance(self.loss_options, options):
+        self._own_options("loss_options", f"--loss-type {self.loss_type}", registry.load("losses", self.loss_type))
+        engine = registry.load("engines", self.rollout_engine)
+        self._own_options("engine_options", f"--rollout-engine {self.rollout_engine}", engine)
+
+    def _own_options(self, name: str, asked: str, plugin: Any) -> None:
+        """A plug-in's options are its own: defaults where none are given."""
+        found, options = getattr(self, name), plugin.options
+        if found is None:
+            object.__setattr__(self, name, options())
+        elif not isinstance(found, options):
             raise ConfigError(
                 f"--loss-type {self.loss_type} reads {options.__module__}.{options.__qualname__}, not a "
                 f"{type(self.loss_options).__qualname__}; pass loss_options of its own, or None for their defaults"

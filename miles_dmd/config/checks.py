@@ -9,6 +9,7 @@ from miles_dmd.config.args import Args
 from miles_dmd.config.checkpoints import require_pipeline, require_weights
 from miles_dmd.config.flags import flag_name
 from miles_dmd.config.presets import shipped
+from miles_dmd.config.resume import open_resume
 from miles_dmd.config.runs import check_save
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import checked, kinds
@@ -50,6 +51,10 @@ def check_loss_options(args: Args) -> None:
     loss_type.check(args)
     for _, own in _trainers(args):
         loss_type.check(own)
+
+
+def check_engine_options(args: Args) -> None:
+    registry.load("engines", args.rollout_engine).check(args)
 
 
 def check_plan(args: Args) -> None:
@@ -124,12 +129,15 @@ def check_prompts(args: Args) -> None:
 
 
 def check_load(args: Args) -> None:
-    for role, own in _trainers(args):
-        if own.load is not None:
-            flag = _flag(args, role, "load")
+    for trainer in args.trainers:
+        if "load" in trainer.overrides:
+            flag = flag_name("load", trainer.role)
             raise ConfigError(
-                f"{flag} {own.load}: going on from a checkpoint is not built; drop {flag} to start afresh"
+                f"{flag} {trainer.overrides['load']}: a checkpoint holds all trainers of a run; load them by --load"
             )
+    if args.allow_changed and args.load is None:
+        raise ConfigError(f"--allow-changed {' '.join(args.allow_changed)} speaks of a checkpoint; name it by --load")
+    open_resume(args)
 
 
 RULES: tuple[Callable[[Args], None], ...] = (

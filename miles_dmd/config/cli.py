@@ -12,7 +12,7 @@ from miles_dmd.config.flags import LOSS, RUN, Flag, Given, flag_name, flags_of, 
 from miles_dmd.config.nested import NOTHING, check_nested
 from miles_dmd.config.presets import Preset, read_preset
 from miles_dmd.config.trainers import TrainerConfig
-from miles_dmd.config.values import from_text, kinds
+from miles_dmd.config.values import ANY, from_text, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.registry import nearest
 
@@ -71,7 +71,8 @@ def _add(group: Any, flag: Flag) -> None:
     if flag.kind.type is bool:
         group.add_argument(flag.name, dest=flag.name, action=argparse.BooleanOptionalAction, help=words)
     else:
-        group.add_argument(flag.name, dest=flag.name, metavar=flag.metavar, nargs=flag.kind.length, help=words)
+        nargs = "+" if flag.kind.length == ANY else flag.kind.length
+        group.add_argument(flag.name, dest=flag.name, metavar=flag.metavar, nargs=nargs, help=words)
 
 
 def _peek(words: Sequence[str], name: str) -> str | None:

@@ -4,10 +4,13 @@ import itertools
 import shutil
 from pathlib import Path
 
+from miles_dmd.checkpoint.store import find_checkpoint, run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
 
-ENTRIES = ("student", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard")
+ENTRIES = (
+    "student", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard", "checkpoints",
+)  # fmt: skip
 """What a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
 
 
@@ -34,18 +37,26 @@ def fresh_run_directory(root: Path, preset: str) -> Path:
 
 
 def claim_run_directory(args: Args) -> Path:
-    """The directory that the run may write to: ``--save``, emptied of an older run with --overwrite, or a fresh one.
+    """The directory that the run may write to: ``--save``, emptied of an older run with --overwrite, or a fresh one;
+    left as it is where --load goes on from a checkpoint in it. Absolute, because workers may have another home.
 
     Raises ConfigError where --save holds another run.
     """
     if args.save is None:
-        return fresh_run_directory(Path("runs"), preset_name(args))
+        return fresh_run_directory(Path("runs"), preset_name(args)).resolve()
     check_save(args)
-    directory = Path(args.save)
+    directory = Path(args.save).resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    for name in ENTRIES:
+    for name in () if continues(args) else ENTRIES:
         _remove(directory / name)
     return directory
+
+
+def continues(args: Args) -> bool:
+    """Whether --save is the very run that --load goes on from. Raises CheckpointError where --load means nothing."""
+    if args.load is None or args.save is None:
+        return False
+    return run_directory(find_checkpoint(args.load, args.save)) == Path(args.save).resolve()
 
 
 def check_save(args: Args) -> None:
@@ -56,10 +67,16 @@ def check_save(args: Args) -> None:
     nearest = next(path for path in (directory, *directory.resolve().parents) if path.exists())
     if not nearest.is_dir():
         raise ConfigError(f"--save {args.save}: {nearest} is a file; name a directory")
-    if holds_run(directory) and not args.overwrite:
+    if continues(args):
+        if args.overwrite:
+            raise ConfigError(
+                f"--overwrite would remove the run that --load {args.load} goes on from; drop it, or name another "
+                "--save"
+            )
+    elif holds_run(directory) and not args.overwrite:
         raise ConfigError(
-            f"--save {args.save} holds another run; replace it with --overwrite, or name another directory "
-            "(--load cannot go on from a run yet)"
+            f"--save {args.save} holds another run; replace it with --overwrite, go on with it by --load latest, or "
+            "name another directory"
         )
 
 

@@ -48,6 +48,9 @@ Decay = Annotated[float, Range(0, 1, open_high=True)]
 ReadPath = Annotated[str, InputPath()]
 
 
+ANY = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What a type hint says about values."""
@@ -57,7 +60,7 @@ class Kind:
     choices: tuple[str, ...] = ()
     bounds: Range | None = None
     length: int | None = None
-    """Of a tuple; None for a single value."""
+    """Of a tuple; None for a single value, ANY for as many as one likes."""
     is_input_path: bool = False
 
     def __str__(self) -> str:
@@ -65,12 +68,13 @@ class Kind:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         one = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}[self.type]
-        many = one if self.length is None else f"{self.length} values, each {one}"
+        number = "a list of" if self.length == ANY else self.length
+        many = one if self.length is None else f"{number} values, each {one}"
         return many if self.bounds is None else f"{many}, {self.bounds}"
 
 
 def kind_of(hint: Any) -> Kind:
-    """Of int, float, bool, str, Literal of str, tuple[T, T], each Annotated and ``| None`` as one likes."""
+    """Of int, float, bool, str, Literal of str, tuple[T, T], tuple[T, ...]; Annotated and ``| None`` as one likes."""
     extras: list[Any] = []
     optional = False
     while True:
@@ -88,8 +92,9 @@ def kind_of(hint: Any) -> Kind:
     if origin is Literal:
         return Kind(str, optional, typing.get_args(hint))
     if origin is tuple:
-        item = kind_of(typing.get_args(hint)[0])
-        return Kind(item.type, optional, item.choices, item.bounds, len(typing.get_args(hint)))
+        first, *others = typing.get_args(hint)
+        item, length = kind_of(first), ANY if Ellipsis in others else 1 + len(others)
+        return Kind(item.type, optional, item.choices, item.bounds, length)
     return Kind(hint, optional, (), bounds, None, is_input)
 
 
@@ -116,7 +121,7 @@ def checked(kind: Kind, value: Any, name: str) -> Any:
         return None
     if kind.length is None:
         return _one(kind, value, name)
-    if not isinstance(value, (list, tuple)) or len(value) != kind.length:
+    if not isinstance(value, (list, tuple)) or kind.length not in (ANY, len(value)):
         raise ConfigError(f"{name} {_shown(value)} must be {kind}")
     return tuple(_one(kind, item, name) for item in value)
 

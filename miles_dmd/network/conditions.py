@@ -23,9 +23,7 @@ from miles_dmd import registry
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.contracts.samples import Cond
 from miles_dmd.errors import ConfigError
-
-SAMPLED_BLOCKS = 64
-"""Blocks of 64 KiB that stand for a weight file larger than 64 MiB in its fingerprint."""
+from miles_dmd.files import digest_file
 
 
 class PromptTable:
@@ -137,11 +135,7 @@ def write_table(
 
 
 def encoder_fingerprint(family: ModelFamily, checkpoint: Path) -> str:
-    """SHA-256 over everything that turns text into embeddings: tokenizers' and encoders' files.
-
-    A weight file above 64 MiB is represented by its size, its first and last block and blocks at even distances between
-    (4 MiB read instead of the 19 GB of SD3.5's encoders): training changes every one of them.
-    """
+    """SHA-256 over everything that turns text into embeddings: tokenizers' and encoders' files."""
     digest = hashlib.sha256()
     for component in family.components:
         if not component.startswith(("text_encoder", "tokenizer")):
@@ -149,18 +143,6 @@ def encoder_fingerprint(family: ModelFamily, checkpoint: Path) -> str:
         for path in sorted((checkpoint / component).rglob("*")):
             if path.is_file():
                 digest.update(str(path.relative_to(checkpoint)).encode())
-                _digest_file(digest, path)
+                digest_file(digest, path)
     return digest.hexdigest()
 
-
-def _digest_file(digest: hashlib._Hash, path: Path, block: int = 1 << 16) -> None:
-    size = path.stat().st_size
-    digest.update(size.to_bytes(8, "little"))
-    with path.open("rb") as file:
-        if size <= 64 << 20:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-            return
-        for part in range(SAMPLED_BLOCKS + 1):
-            file.seek((size - block) * part // SAMPLED_BLOCKS)
-            digest.update(file.read(block))

@@ -167,20 +167,21 @@ def assign(self: Any, **values: Any) -> None:
 
 def fingerprint(value: Any) -> str:
     """SHA-256 over canonical JSON: the same in every process, whatever the order of keys and sets."""
-    return sha256(_json(_plain(value)).encode()).hexdigest()
+    return sha256(_json(plain(value)).encode()).hexdigest()
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """``value`` as JSON takes it: dataclasses and mappings as objects, tuples as lists, sets as sorted lists."""
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, frozenset):
-        return {"set": sorted((_plain(item) for item in value), key=_json)}
+        return {"set": sorted((plain(item) for item in value), key=_json)}
     return value

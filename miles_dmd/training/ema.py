@@ -28,6 +28,15 @@ class ShardedEma:
         self._model.step(self._local())
         return float(self._model.cur_decay_value or 0.0)
 
+    @property
+    def steps(self) -> int:
+        """Updates so far."""
+        return int(self._model.optimization_step)
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._model.optimization_step = steps
+
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The average as the network's parameters are: DTensors that share this rank's memory, or plain tensors."""
         for (name, parameter), local in zip(self._sharded.items(), self._model.shadow_params, strict=True):

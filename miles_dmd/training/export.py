@@ -29,7 +29,7 @@ def write_student(
     shift: float,
     distillation: Distillation,
 ) -> None:
-    """Write the pipeline to ``directory``, which must not exist; it appears whole or not at all.
+    """Write the pipeline to ``directory``; it appears whole or not at all.
 
     Weights keep the dtype that ``checkpoint`` stores them in; what is no parameter (position tables) comes from there.
     """
@@ -46,7 +46,17 @@ def write_student(
     index.pop("_name_or_path", None)
     (partial / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
     distillation.write(partial)
+    _put_in_place(partial, directory)
+
+
+def _put_in_place(partial: Path, directory: Path) -> None:
+    """A run that goes on replaces the student that it left before."""
+    old = directory.with_name(directory.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if directory.exists():
+        directory.rename(old)
     partial.rename(directory)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _copy_components(target: Path, checkpoint: Path, index: Mapping[str, Any], *, skip: set[str]) -> None:

@@ -34,6 +34,7 @@ from miles_dmd.plan.partition import micro_batches
 from miles_dmd.training.compute import Compute, peak_memory_bytes
 from miles_dmd.training.ema import ShardedEma
 from miles_dmd.training.shard import group_mesh, shard
+from miles_dmd.training.state import TrainerState
 
 BUCKET_BYTES = 256 << 20
 """Most that is gathered at once when weights leave their shards."""
@@ -70,6 +71,15 @@ class Trainer:
             self._build_optimizer(horizon)
             if "student_ema" in plan.roles_of(group):
                 self.ema = ShardedEma(self._network, decay=args.ema_decay, start_step=args.ema_start_step)
+
+    @property
+    def state(self) -> TrainerState:
+        """What a checkpoint holds of this trainer. A frozen network is not in it: its files are."""
+        if self.trained is None:
+            return TrainerState()
+        return TrainerState(
+            network=self._network, optimizer=self.optimizer, scheduler=self.scheduler, average=self.ema
+        )
 
     @property
     def _network(self) -> torch.nn.Module:

@@ -1,0 +1,52 @@
+"""What is in this checkpoint? Its manifest, for a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from miles_dmd.checkpoint.manifest import Manifest, check_presence, check_sums, read_manifest
+from miles_dmd.checkpoint.store import find_checkpoint, whole_checkpoints
+
+
+def inspect(directory: str, *, verify: bool = False) -> str:
+    """Text about the checkpoint at, or the newest below, ``directory``; with ``verify`` all checksums are computed.
+
+    Raises CheckpointError for one that is damaged, FormatError for one of another format.
+    """
+    path = find_checkpoint(directory, None)
+    manifest = read_manifest(path)
+    check_presence(path, manifest)
+    if verify:
+        check_sums(path, manifest)
+    lines = [str(path), *_aligned(_facts(manifest)), "", *_files(manifest), ""]
+    others = [other.name for other in whole_checkpoints(path.parent) if other != path]
+    lines += [f"beside it: {', '.join(others)}"] if others else []
+    state = "every file has its checksum" if verify else "every file has its size; --verify computes the checksums"
+    return "\n".join([*lines, f"whole: {state}"])
+
+
+def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    steps = ", ".join(f"{role} {count:,}" for role, count in manifest.counters["optimizer_steps"].items())
+    yield "written", manifest.created
+    yield "run", manifest.run + (f", from {manifest.parent}" if manifest.parent else "")
+    yield "loss type", manifest.loss_type
+    yield "plan", f"{manifest.plan['name']} {manifest.plan['version']}, fingerprint {manifest.plan['fingerprint']}"
+    yield "cycles", f"{manifest.cycle:,}"
+    yield "student steps", f"{manifest.counters['global_step']:,}"
+    yield "optimizer steps", steps
+    yield "policy version", str(manifest.policy_version)
+    yield "ranks", ", ".join(f"{group} {ranks}" for group, ranks in manifest.groups.items())
+    yield "versions", ", ".join(f"{package} {version}" for package, version in manifest.versions.items())
+    yield "size", f"{manifest.size:,} bytes in {len(manifest.files)} files"
+
+
+def _files(manifest: Manifest) -> Iterator[str]:
+    rows = [(entry.path, f"{entry.size:,}", entry.sha256) for entry in manifest.files]
+    return _aligned([("file", "bytes", "SHA-256"), *rows])
+
+
+def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

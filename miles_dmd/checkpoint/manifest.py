@@ -1,0 +1,174 @@
+"""What does a checkpoint consist of? manifest.json lists every file with size and SHA-256, and says whose state it is.
+
+It is written last and holds a checksum of itself, so a directory with a sound manifest is a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from miles_dmd.errors import CheckpointError, FormatError
+from miles_dmd.files import write_synced
+
+FORMAT = 1
+KIND = "miles_dmd.checkpoint"
+NAME = "manifest.json"
+HASHING_THREADS = 4
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file: its place below the checkpoint's directory, with forward slashes."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """``counters`` are the controller's, of the last committed cycle."""
+
+    run: str
+    """Random name of the run that wrote it."""
+    parent: str
+    """``RUN@CYCLE`` that this run was started from, where it was started from a checkpoint of another one."""
+    loss_type: str
+    plan: Mapping[str, Any]
+    """name, version, fingerprint."""
+    counters: Mapping[str, Any]
+    policy_version: int
+    groups: Mapping[str, int]
+    """group -> ranks that wrote it."""
+    versions: Mapping[str, str]
+    """package -> version."""
+    created: str
+    """Time of writing, ISO 8601, UTC."""
+    files: tuple[FileEntry, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files)
+
+    @property
+    def cycle(self) -> int:
+        return int(self.counters["completed_cycles"])
+
+
+def entry_of(path: Path, root: Path) -> FileEntry:
+    """``path``, which lies below ``root``, as it is now."""
+    return FileEntry(path.relative_to(root).as_posix(), path.stat().st_size, _sha256(path))
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Raises OSError."""
+    content = {"kind": KIND, "format": FORMAT, **dataclasses.asdict(manifest)}
+    text = json.dumps({**content, "sha256": _digest(content)}, indent=1, allow_nan=False)
+    write_synced(directory / NAME, text.encode())
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Raises CheckpointError for a directory that is no whole checkpoint, FormatError for another format of one."""
+    content = _read(directory / NAME)
+    if content.get("kind") != KIND:
+        raise CheckpointError(f"{directory / NAME} is no manifest of a miles_dmd checkpoint")
+    version = content.get("format")
+    if version != FORMAT:
+        age = "a newer" if isinstance(version, int) and version > FORMAT else "an unknown"
+        raise FormatError(
+            f"{directory} has {age} checkpoint format, {version!r}; this version of miles_dmd reads format {FORMAT}"
+        )
+    if content.pop("sha256", None) != _digest(content):
+        raise CheckpointError(f"{directory / NAME} is damaged: its content does not have the checksum that it states")
+    manifest = _parsed(content, directory / NAME)
+    for entry in manifest.files:
+        _require_inside(entry.path, directory / NAME)
+    return manifest
+
+
+def check_presence(directory: Path, manifest: Manifest) -> None:
+    """Every file there with its size, and no other one. Raises CheckpointError that names the first that is not."""
+    for entry in manifest.files:
+        path = directory / entry.path
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError(f"{path} is missing; the manifest lists it with {entry.size:,} bytes")
+        if (size := path.stat().st_size) != entry.size:
+            raise CheckpointError(f"{path} has {size:,} bytes, and the manifest says {entry.size:,}: it is damaged")
+    listed = {NAME, *(entry.path for entry in manifest.files)}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        # a reader of shards takes every file of a folder, so a stray one would be read too
+        if (path.is_symlink() or not path.is_dir()) and name not in listed:
+            raise CheckpointError(f"{path} is not of this checkpoint: the manifest does not list it")
+
+
+def check_sums(directory: Path, manifest: Manifest, wanted: Callable[[str], bool] = lambda path: True) -> None:
+    """SHA-256 of every file whose path is ``wanted``. Raises CheckpointError that names the first that differs."""
+    entries = [entry for entry in manifest.files if wanted(entry.path)]
+    with ThreadPoolExecutor(min(HASHING_THREADS, os.cpu_count() or 1)) as pool:
+        for entry, found in zip(entries, pool.map(lambda e: _sha256(directory / e.path), entries), strict=True):
+            if found != entry.sha256:
+                raise CheckpointError(
+                    f"{directory / entry.path} has another content than the manifest says (SHA-256 {found[:12]}..., "
+                    f"not {entry.sha256[:12]}...): it is damaged, or belongs to another run"
+                )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a checkpoint. Raises CheckpointError."""
+    return _read(path)
+
+
+def with_entries(manifest: Manifest, entries: Iterable[FileEntry]) -> Manifest:
+    return dataclasses.replace(manifest, files=tuple(sorted(entries, key=lambda entry: entry.path)))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} has no {path.name}: it is no whole checkpoint") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: it is no JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no JSON object")
+    return value
+
+
+def _parsed(content: Mapping[str, Any], path: Path) -> Manifest:
+    values = {name: value for name, value in content.items() if name not in ("kind", "format")}
+    try:
+        files = tuple(FileEntry(str(row["path"]), int(row["size"]), str(row["sha256"])) for row in values.pop("files"))
+        return Manifest(**values, files=files)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not have the fields of format {FORMAT}: {error}") from error
+
+
+def _require_inside(name: str, manifest: Path) -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name or not path.parts:
+        raise CheckpointError(f"{manifest} lists {name!r}, which leaves the checkpoint's directory; it is not read")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

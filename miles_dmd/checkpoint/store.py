@@ -1,0 +1,127 @@
+"""Where do the checkpoints of a run lie, and how does one appear? Staged, synced, renamed, and then pointed at.
+
+DIR/checkpoints/.cycle_000012.4711.tmp/   being written; of no interest to anybody
+DIR/checkpoints/cycle_000012/             whole: it has a manifest.json, which was written last
+DIR/checkpoints/latest                    the name of the newest one, for people and scripts
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from miles_dmd.checkpoint import manifest
+from miles_dmd.errors import CheckpointError
+from miles_dmd.files import atomic_write_text, fsync_directory
+
+FOLDER = "checkpoints"
+POINTER = "latest"
+LATEST = "latest"
+"""What --load says for the newest checkpoint of --save."""
+_NAME = re.compile(r"cycle_(\d{6,})")
+_STAGED = re.compile(r"\.cycle_\d{6,}\.\d+\.[0-9a-f]+\.tmp")
+
+
+class CheckpointStore:
+    """The checkpoints of one run, which alone writes to ``directory``; the ``keep`` newest stay, 0 for all."""
+
+    def __init__(self, directory: Path, keep: int = 0) -> None:
+        self.directory, self.keep = directory, keep
+
+    @contextlib.contextmanager
+    def writing(self, cycle: int) -> Iterator[Path]:
+        """A directory to write checkpoint ``cycle`` into, its manifest last. It is published when the block ends well,
+        and gone when it does not. Raises OSError; FileExistsError for a cycle that has a checkpoint."""
+        target = self.directory / name_of(cycle)
+        if target.exists():
+            raise FileExistsError(f"{target} exists, and a checkpoint is never overwritten")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        staging = self._beside(target)
+        staging.mkdir()
+        try:
+            yield staging
+            _require_manifest(staging)
+            for folder in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
+                fsync_directory(folder)
+            staging.rename(target)  # refused by the system where ``target`` has appeared with something in it
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        fsync_directory(self.directory)
+        atomic_write_text(self.directory / POINTER, target.name + "\n")
+        self._prune()
+
+    def whole(self) -> list[Path]:
+        """Whole checkpoints, oldest first."""
+        return whole_checkpoints(self.directory)
+
+    def _prune(self) -> None:
+        for path in self.whole()[: -self.keep] if self.keep else ():
+            trash = self._beside(path)
+            path.rename(trash)  # at once, so that nobody finds a half of it
+            shutil.rmtree(trash)
+
+    def _sweep(self) -> None:
+        """What a killed process left."""
+        for path in self.directory.iterdir():
+            if _STAGED.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _beside(self, target: Path) -> Path:
+        return target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+def name_of(cycle: int) -> str:
+    return f"cycle_{cycle:06d}"
+
+
+def cycle_of(checkpoint: Path) -> int:
+    """Of a directory that ``name_of`` named."""
+    match = _NAME.fullmatch(checkpoint.name)
+    assert match is not None, checkpoint
+    return int(match[1])
+
+
+def whole_checkpoints(directory: Path) -> list[Path]:
+    """Those of a ``checkpoints`` folder that have a manifest, oldest first."""
+    if not directory.is_dir():
+        return []
+    found = ((match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name)))
+    numbered = [(int(match[1]), path) for match, path in found if (path / manifest.NAME).is_file()]
+    return [path for _, path in sorted(numbered)]
+
+
+def find_checkpoint(load: str, save: str | None) -> Path:
+    """The checkpoint that ``--load`` means: one itself, or the newest of a run or of a ``checkpoints`` folder.
+
+    The pointer is not asked: a process that dies between rename and pointer leaves it one behind. Raises
+    CheckpointError.
+    """
+    if load == LATEST and save is None:
+        raise CheckpointError("means the newest checkpoint of --save, which is not given; name --save DIR")
+    directory = Path(save or "") if load == LATEST else Path(load).expanduser()
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is no directory; name a run's, its {FOLDER} folder, or one checkpoint")
+    if (directory / manifest.NAME).is_file() or _NAME.fullmatch(directory.name):
+        _require_manifest(directory)
+        return directory
+    found = whole_checkpoints(directory / FOLDER) or whole_checkpoints(directory)
+    if not found:
+        raise CheckpointError(f"{directory} holds no whole checkpoint; to start afresh, drop --load")
+    return found[-1]
+
+
+def run_directory(checkpoint: Path) -> Path | None:
+    """The --save that ``checkpoint`` was written by; None for one that has been carried elsewhere."""
+    folder = checkpoint.resolve().parent
+    return folder.parent if folder.name == FOLDER else None
+
+
+def _require_manifest(directory: Path) -> None:
+    if not (directory / manifest.NAME).is_file():
+        raise CheckpointError(f"{directory} has no {manifest.NAME}: it is no whole checkpoint")

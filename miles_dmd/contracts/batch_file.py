@@ -1,0 +1,43 @@
+"""A batch in a file: its tensors as safetensors, whose samples they are in the header."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from miles_dmd.contracts.samples import DenoisingBatch
+from miles_dmd.errors import CheckpointError
+from miles_dmd.files import write_synced
+
+FORMAT = 1
+_TENSORS = ("latents", "sigma", "clean")
+_NUMBERS = ("ids", "prompt_ids", "stop_steps", "policy_version", "run_seed")
+
+
+def write_batch(path: Path, batch: DenoisingBatch) -> None:
+    """``batch`` without conditions, which are looked up by prompt. Raises OSError."""
+    if batch.real is not None:
+        raise NotImplementedError("a batch with real latents cannot be written yet")
+    numbers = {"format": FORMAT, **{name: getattr(batch, name) for name in _NUMBERS}}
+    tensors = {name: getattr(batch, name).contiguous() for name in _TENSORS}
+    write_synced(path, save(tensors, {"batch": json.dumps(numbers)}))
+
+
+def read_batch(path: Path) -> DenoisingBatch:
+    """Raises CheckpointError."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            numbers = json.loads((file.metadata() or {})["batch"])
+            tensors = {name: file.get_tensor(name) for name in _TENSORS}
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is no batch: {error}") from error
+    if numbers.pop("format", None) != FORMAT:
+        raise CheckpointError(f"{path} is a batch of another format; this version reads format {FORMAT}")
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in numbers.items()
+    }
+    return DenoisingBatch(**values, **tensors)

@@ -1,0 +1,185 @@
+"""When is the run saved, and how does it go on from there? Whole-run checkpoints, from the driver's side.
+
+a cycle is committed, its row of metrics is on the disk
+    --> every group's shards | sampled batches that wait | driver.json | args.json for each trainer
+    --> manifest.json --> rename --> latest --> older ones removed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import platform
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from miles_dmd.batches import RolloutBatches
+from miles_dmd.checkpoint.manifest import FileEntry, Manifest, entry_of, with_entries, write_manifest
+from miles_dmd.checkpoint.store import FOLDER, CheckpointStore, name_of
+from miles_dmd.config.args import Args
+from miles_dmd.config.changes import recorded_arguments
+from miles_dmd.config.resume import FORMAT, Resume
+from miles_dmd.errors import SaveError
+from miles_dmd.executor import GroupExecutor
+from miles_dmd.files import write_synced
+from miles_dmd.plan import DistillationTrainerController, TrainerCounters
+from miles_dmd.plan.frozen import plain
+from miles_dmd.prompts import PromptSource
+from miles_dmd.version import VERSION
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "ray")
+
+
+class CheckpointSaver:
+    """The checkpoints of a run whose groups are up. ``last`` is the newest that it has, or None."""
+
+    def __init__(
+        self,
+        args: Args,
+        directory: Path,
+        *,
+        executor: GroupExecutor,
+        batches: RolloutBatches,
+        prompts: PromptSource,
+        resume: Resume | None = None,
+    ) -> None:
+        self.args, self.executor, self.batches, self.prompts = args, executor, batches, prompts
+        self.store = CheckpointStore(directory / FOLDER, args.keep_checkpoints)
+        continued = resume is not None and resume.directory.parent == self.store.directory
+        self.run = resume.manifest.run if resume is not None and continued else secrets.token_hex(8)
+        self.parent = _parent(resume, continued)
+        self.last: Path | None = resume.directory if resume is not None else None
+        # what the trainers started from, not what may lie there when a checkpoint is written
+        self._arguments = recorded_arguments(args)
+
+    def committed(self, counters: TrainerCounters) -> None:
+        """A cycle is committed: save if it is time."""
+        interval = self.args.save_interval
+        if interval and counters.completed_cycles % interval == 0:
+            self.save(counters)
+
+    def finish(self, counters: TrainerCounters) -> None:
+        """The run has come to its end: save, unless it never saves."""
+        if self.args.save_interval:
+            self.save(counters)
+
+    def save(self, counters: TrainerCounters) -> Path | None:
+        """The checkpoint of the last committed cycle, written now unless it is there; between cycles only.
+
+        Raises SaveError; with --on-save-failure continue it returns None instead.
+        """
+        target = self.store.directory / name_of(counters.completed_cycles)
+        if self.last == target or counters.completed_cycles == 0:
+            return self.last
+        try:
+            with self.executor.spans.span("save", group="driver"):
+                self._write(counters)
+        except (SaveError, OSError) as error:
+            self._failed(counters, error)
+            return None
+        self.last = target
+        return target
+
+    def _failed(self, counters: TrainerCounters, error: SaveError | OSError) -> None:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        safe = f"the last whole one is {self.last}" if self.last else "there is none before it"
+        message = f"the checkpoint of cycle {counters.completed_cycles} could not be written ({reason}); {safe}"
+        if self.args.on_save_failure == "stop":
+            raise SaveError(f"{message}; make room, or go on without by --on-save-failure continue") from error
+        logger.warning("%s; the run goes on", message)
+        print(f"WARNING: {message}; the run goes on", flush=True)
+
+    def _write(self, counters: TrainerCounters) -> None:
+        groups, pending = self.executor.groups, self.batches.pending()
+        with self.store.writing(counters.completed_cycles) as staging:
+            for name in (*groups, "pending"):
+                (staging / name).mkdir()  # before any rank writes: one that failed here would leave others waiting
+            written = [entry for name, group in groups.items() for entry in group.save(staging / name)]
+            written += self.executor.rollouts.save_batches(pending, staging / "pending")
+            _require_visible(staging, written)
+            documents = {f"{name}/args.json": self._arguments[name] for name in groups}
+            documents["driver.json"] = self._driver(counters)
+            for path, content in documents.items():
+                write_synced(staging / path, json.dumps(content, indent=1, allow_nan=False).encode())
+                written.append(entry_of(staging / path, staging))
+            write_manifest(staging, with_entries(self._manifest(counters), written))
+
+    def _driver(self, counters: TrainerCounters) -> dict[str, Any]:
+        pending = self.batches.pending()
+        return {
+            "format": FORMAT,
+            "run": self.run,
+            "seed": self.args.seed,
+            "counters": dataclasses.asdict(counters),
+            "prompts": self.prompts.state_dict(),
+            "policy_version": self.executor.policy_version,
+            "pending": [{"samples": len(batch.ids), "policy_version": batch.policy_version} for batch in pending],
+            "plan": plain(self.executor.plan),
+        }
+
+    def _manifest(self, counters: TrainerCounters) -> Manifest:
+        plan = self.executor.plan
+        return Manifest(
+            run=self.run,
+            parent=self.parent,
+            loss_type=self.args.loss_type,
+            plan={"name": plan.name, "version": plan.version, "fingerprint": plan.fingerprint},
+            counters=dataclasses.asdict(counters),
+            policy_version=self.executor.policy_version,
+            groups={name: group.size for name, group in self.executor.groups.items()},
+            versions=installed_versions(),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            files=(),
+        )
+
+
+def restore(
+    resume: Resume,
+    *,
+    executor: GroupExecutor,
+    batches: RolloutBatches,
+    prompts: PromptSource,
+    controller: DistillationTrainerController,
+) -> None:
+    """Put a verified checkpoint into groups that are up. Raises CheckpointError."""
+    driver = resume.driver
+    controller.load_state_dict(driver["counters"])
+    prompts.load_state_dict(driver["prompts"])
+    for name, group in executor.groups.items():
+        group.load(resume.directory / name)
+    executor.sync_weights(driver["policy_version"])
+    # by number, never by a name that the checkpoint states
+    paths = [
+        resume.directory / "pending" / f"batch_{number:03d}.safetensors" for number in range(len(driver["pending"]))
+    ]
+    batches.restore(executor.rollouts.load_batches(paths, executor.num_chunks))
+
+
+def installed_versions() -> Mapping[str, str]:
+    found = {"miles_dmd": VERSION, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _parent(resume: Resume | None, continued: bool) -> str:
+    if resume is None:
+        return ""
+    return resume.manifest.parent if continued else f"{resume.manifest.run}@{resume.manifest.cycle}"
+
+
+def _require_visible(staging: Path, written: list[FileEntry]) -> None:
+    for entry in written:
+        path = staging / entry.path
+        if not path.is_file() or path.stat().st_size != entry.size:
+            raise SaveError(f"{path} was written on a node and is not seen from here: --save must be on a shared path")

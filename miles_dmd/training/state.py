@@ -1,0 +1,222 @@
+"""What a trainer saves and loads: its network, moving average, optimizer and scheduler, and every rank's random state.
+
+    <group>/shard-00001-model-00003-of-00007.safetensors   tensors of one rank, through torch.distributed.checkpoint
+    <group>/trainer.json                                   whole numbers: steps of the optimizer, scheduler and average
+    <group>/rank_0.json                                    random state of a rank
+
+Why safetensors: the files that torch.distributed.checkpoint writes by default (``.metadata``, ``__0_0.distcp``) are
+pickles, and reading one runs what it says. Its Hugging Face storage writes and reads safetensors with the offsets of
+each shard in the header, and reshards as well. Only tensors go there; numbers are JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from miles_dmd.checkpoint.manifest import FileEntry, entry_of, read_json
+from miles_dmd.errors import CheckpointError, FormatError, SaveError
+from miles_dmd.files import write_synced
+
+FORMAT = 1
+FILE_BYTES = 256 << 20
+"""Most tensors of a file, of all ranks together: what a save holds in memory beside the shards themselves."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Average(Protocol):
+    """A moving average of the network's parameters."""
+
+    steps: int
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """What moves in a trainer. Where the optimizer is None nothing does, and only the random state is kept."""
+
+    network: nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    average: Average | None = None
+
+    def save(self, directory: Path) -> list[FileEntry]:
+        """Write this rank's part into ``directory``, which exists; every rank of the group must call it.
+
+        Returns what this rank wrote, with paths below the parent of ``directory``. Raises SaveError.
+        """
+        rank = dist.get_rank()
+        write_tensors(directory, self._tensors())
+        try:
+            write_synced(directory / f"rank_{rank}.json", _json(random_state()))
+            if rank == 0:
+                write_synced(directory / "trainer.json", _json(self._numbers()))
+            own = [*directory.glob(f"shard-{rank + 1:05d}-*"), directory / f"rank_{rank}.json"]
+            own += [directory / "trainer.json"] if rank == 0 else []
+            return [entry_of(path, directory.parent) for path in own]
+        except OSError as error:
+            raise SaveError(f"{directory}: {error.strerror}") from error
+
+    def load(self, directory: Path) -> None:
+        """Everything that ``save`` wrote, on any number of ranks. Raises CheckpointError."""
+        numbers = read_json(directory / "trainer.json")
+        if numbers.get("format") != FORMAT:
+            raise FormatError(f"{directory}: trainer state of format {numbers.get('format')!r}; this reads {FORMAT}")
+        self._require_same(numbers, directory)
+        if self.optimizer is not None:
+            self._prepare_moments(numbers["optimizer_steps"])
+            read_tensors(directory, self._tensors())
+            self._set_scheduler(numbers["scheduler_steps"])
+        if self.average is not None:
+            self.average.steps = numbers["average_steps"]
+        own = directory / f"rank_{dist.get_rank()}.json"
+        if own.is_file():  # of a group that has grown, a new rank keeps its own
+            set_random_state(read_json(own))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """This rank's shards, by name: the live memory, not copies."""
+        tensors = {f"network.{name}": value.detach() for name, value in self._parameters()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": value.detach() for name, value in self.average.named_parameters()}
+        for name, state in self._optimizer_states():
+            tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS}
+        return tensors
+
+    def _numbers(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "ranks": dist.get_world_size(),
+            "parameters": [name for name, _ in self._parameters()],
+            # a parameter that no gradient has reached yet has no state, and must have none after a resume either
+            "optimizer_steps": {name: int(state["step"]) for name, state in self._optimizer_states()},
+            "scheduler_steps": self.scheduler.last_epoch if self.scheduler is not None else 0,
+            "average_steps": self.average.steps if self.average is not None else None,
+        }
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.network.named_parameters() if self.network is not None else iter(())
+
+    def _optimizer_states(self) -> Iterator[tuple[str, Any]]:
+        state: Mapping[Any, Any] = self.optimizer.state if self.optimizer is not None else {}
+        return ((name, state[parameter]) for name, parameter in self._parameters() if parameter in state)
+
+    def _require_same(self, numbers: Mapping[str, Any], directory: Path) -> None:
+        here = {name for name, _ in self._parameters()}
+        if apart := sorted(here ^ set(numbers["parameters"])):
+            raise CheckpointError(f"{directory} holds another network: {apart[0]} is in one of the two only")
+        if (self.average is None) != (numbers["average_steps"] is None):
+            raise CheckpointError(f"{directory}: one of checkpoint and run has a moving average, the other has none")
+
+    def _prepare_moments(self, steps: Mapping[str, int]) -> None:
+        """Give the optimizer the state that it had, with zeros for moments, through its own ``load_state_dict``."""
+        assert self.optimizer is not None
+        state = self.optimizer.state_dict()
+        state["state"] = {
+            index: {"step": torch.tensor(float(steps[name])), **{m: torch.zeros_like(value) for m in MOMENTS}}
+            for index, (name, value) in enumerate(self._parameters())
+            if name in steps
+        }
+        self.optimizer.load_state_dict(state)
+
+    def _set_scheduler(self, steps: int) -> None:
+        """The learning rate is a function of the steps taken; how it depends on them is for this run's arguments."""
+        assert self.scheduler is not None
+        assert self.optimizer is not None
+        self.scheduler.last_epoch, self.scheduler._step_count = steps, steps + 1
+        lambdas: list[Any] = self.scheduler.lr_lambdas  # type: ignore[attr-defined]
+        rates = [base * rate(steps) for base, rate in zip(self.scheduler.base_lrs, lambdas, strict=True)]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.scheduler._last_lr = rates
+
+
+def write_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Every rank's shards, in files of at most FILE_BYTES, synced. Raises SaveError, on all ranks if on one."""
+    if not tensors:
+        return
+    writer = dcp.HuggingFaceStorageWriter(str(directory), _files(tensors), save_distributed=True)
+    try:
+        dcp.save(dict(tensors), storage_writer=writer)
+    except CheckpointException as error:  # a BaseException
+        raise SaveError(f"{directory}: {_cause(error)}") from error
+
+
+def read_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Fill ``tensors`` in place, resharding where the ranks are others. Raises CheckpointError."""
+    if not tensors:
+        return
+    try:
+        dcp.load(dict(tensors), storage_reader=dcp.HuggingFaceStorageReader(str(directory)))
+    except CheckpointException as error:
+        raise CheckpointError(f"{directory} does not fit this run: {_cause(error)}") from error
+
+
+def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """tensor -> file, counted from 1. The same on all ranks: it depends on whole tensors, not on shards."""
+    files: dict[str, int] = {}
+    file, size = 1, 0
+    for name, value in tensors.items():
+        bytes_ = value.numel() * value.element_size()
+        if size and size + bytes_ > FILE_BYTES:
+            file, size = file + 1, 0
+        files[name], size = file, size + bytes_
+    return files
+
+
+def _cause(error: CheckpointException) -> str:
+    rank, (cause, _) = next(iter(error.failures.items()))
+    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return f"rank {rank}: {text}".splitlines()[0]
+
+
+# -- random state: everything that is drawn has a seed of its own, but a plug-in may draw from the global generators --
+
+
+def random_state() -> dict[str, Any]:
+    """Of Python, numpy and torch in this process, as JSON takes it."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    state: dict[str, Any] = {
+        "format": FORMAT,
+        "python": [version, list(words), gauss],
+        "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+        "torch": _text(torch.get_rng_state()),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = _text(torch.cuda.get_rng_state())
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(_bytes(state["torch"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_bytes(state["cuda"]))
+
+
+def _text(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False).encode()
