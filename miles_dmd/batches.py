@@ -32,7 +32,7 @@ class RolloutBatches:
         if not self._ready:
             requests = [self._requests() for _ in range(self.ahead(request))]
             with self.executor.spans.span("rollout", group="rollout"):
-                self._ready.extend(self.executor.rollouts.generate(requests, self.executor.num_chunks))
+                self._ready.extend(self.executor.sampling().generate(requests, self.executor.num_chunks))
         return self._ready.popleft()
 
     def pending(self) -> tuple[BatchHandle, ...]:

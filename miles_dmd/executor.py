@@ -48,6 +48,10 @@ class Rollouts(Protocol):
 
     def update_weights(self, weights: WeightHandle, version: int) -> None: ...
 
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
     def pictures(self, requests: Sequence[RolloutRequest]) -> Any: ...
 
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None: ...
@@ -72,12 +76,26 @@ class GroupExecutor:
     ) -> None:
         self.plan, self.loss_type, self.groups, self.rollouts, self.spans = plan, loss_type, groups, rollouts, spans
         self.policy_version = 0
+        self._engine_asleep = False
         self.peak_memory: dict[str, int] = {}
 
     @property
     def num_chunks(self) -> int:
         """Chunks of a batch: the least number from which every group can take equally many a rank."""
         return math.lcm(*(group.size for group in self.groups.values()))
+
+    def sampling(self) -> Rollouts:
+        """The rollout worker, awake. It wakes once a cycle: weights go in and all batches come out before it sleeps."""
+        if self._engine_asleep:
+            self.rollouts.wake()
+            self._engine_asleep = False
+        return self.rollouts
+
+    def _clear_device(self) -> None:
+        """The engine is asleep when this returns: trainers share its device."""
+        if not self._engine_asleep:
+            self.rollouts.sleep()
+            self._engine_asleep = True
 
     def execute_phase(self, request: PhaseRequest, batch: BatchHandle) -> PhaseResult:
         if batch.policy_version != self.policy_version:
@@ -87,6 +105,7 @@ class GroupExecutor:
             )
         (role,) = request.trainable_roles
         group = self.groups[self.plan.group_of(role)]
+        self._clear_device()
         scores = {producer: self._score(producer, batch) for producer in self.loss_type.needs.get(role, {})}
         with self.spans.span(f"{group.name} train", group=group.name):
             reports = group.train(batch, scores)
@@ -104,13 +123,13 @@ class GroupExecutor:
         """The student's weights to the rollout engine; samples carry ``version`` from now on."""
         with self.spans.span("weight sync", group="rollout"):
             student = self.groups[self.plan.group_of("student")]
-            self.rollouts.update_weights(student.weights(averaged=False), version)
+            self.sampling().update_weights(student.weights(averaged=False), version)
         self.policy_version = version
 
     def with_averaged_weights(self, use: Callable[[], Any]) -> Any:
         """Call ``use`` while the engine samples from the student's moving average, then put the student back."""
         student = self.groups[self.plan.group_of("student")]
-        self.rollouts.update_weights(student.weights(averaged=True), self.policy_version)
+        self.sampling().update_weights(student.weights(averaged=True), self.policy_version)
         try:
             return use()
         finally:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import FileEntry
 from miles_dmd.contracts.distillation import Distillation
-from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.contracts.engine import RolloutRequest, Server
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.contracts.reports import TrainReport
@@ -107,10 +107,10 @@ def started(
     set_threads(args.cpu_threads)
     init_single_rank(compute)
     prompts = PromptTable(ensure_table(args, texts, compute.device))
-    rollouts = LocalRollouts(RolloutWorker(args, compute=compute, prompts=prompts))
     shared: dict[str, Any] = {"plan": plan, "loss_type": loss_type, "compute": compute, "prompts": prompts}
-    yield (
-        {
+    with contextlib.ExitStack() as stack:
+        servers = start_servers(args, compute, stack)
+        groups = {
             name: LocalGroup(name, Trainer(own, name, horizon=horizons[name], **shared))
             for name, own in group_args.items()
         }

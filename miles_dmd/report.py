@@ -15,6 +15,7 @@ from miles_dmd.config.checkpoints import read_json, safetensors_parameters
 from miles_dmd.config.flags import per_trainer
 from miles_dmd.config.runs import preset_name
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
+from miles_dmd.config.values import kinds
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.plan import DistillationPlan, UpdatePhaseSpec, micro_batches, rows_of_rank, sigma_grid
 
@@ -58,6 +59,10 @@ def resolved_run(args: Args) -> str:
     return "\n\n".join(str(table(run)) for table in tables)
 
 
+def _own_options(options: Any) -> list[tuple[str, str]]:
+    return [(name, _shown(getattr(options, name))) for name in kinds(type(options))]
+
+
 def trainer_table(run: Run) -> Table:
     """Who holds, trains and reads what; of the arguments, those that differ between trainers."""
     rows = [
@@ -74,7 +79,7 @@ def trainer_table(run: Run) -> Table:
 
 
 def options_table(run: Run) -> Table:
-    rows = [(name, _shown(value)) for name, value in vars(run.args.loss_options).items()]
+    rows = _own_options(run.args.loss_options)
     return Table(f"Loss type {run.args.loss_type}", rows or [("no options", "")])
 
 
@@ -98,6 +103,7 @@ def rollout_table(run: Run) -> Table:
         "Rollout",
         [
             ("engine", f"{args.rollout_engine}, {args.solver}, stop steps {args.stop_step_policy}"),
+            *_own_options(args.engine_options),
             ("sigmas", f"{grid} (shift {args.shift:g})"),
             ("images", f"{args.height or height} x {args.width or width}, {length} text tokens"),
             ("prompts", f"{len(texts)} in {args.prompt_data}"),

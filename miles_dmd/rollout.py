@@ -23,10 +23,20 @@ from miles_dmd.training.export import write_student
 
 
 class RolloutWorker:
-    def __init__(self, args: Any, *, compute: Compute, prompts: PromptTable) -> None:
+    """``texts`` are what ``prompts`` has encoded; ``servers`` are those started for the engine, if it has any."""
+
+    def __init__(
+        self,
+        args: Any,
+        *,
+        compute: Compute,
+        prompts: PromptTable,
+        texts: Sequence[str] = (),
+        servers: Sequence[str] = (),
+    ) -> None:
         self.args, self.compute = args, compute
-        engine_type = registry.load("engines", args.rollout_engine)
-        self.engine: RolloutEngine = registry.resolve(engine_type.build)(args, compute, prompts)
+        build = registry.resolve(registry.load("engines", args.rollout_engine).build)
+        self.engine: RolloutEngine = build(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
         self._decode: Any = None
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[list[DenoisingBatch]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from miles_dmd import registry
 from miles_dmd.config.args import PER_TRAINER
-from miles_dmd.config.flags import LOSS, RUN, Flag, flags_of
+from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, flags_of
 from miles_dmd.config.presets import shipped
 from miles_dmd.config.values import ANY
 
@@ -43,6 +43,8 @@ def page() -> str:
     parts += _sections(flag for flag in _flags(names[0]) if flag.scope == RUN)
     for name in names:
         parts += _sections(flag for flag in _flags(name) if flag.scope == LOSS)
+    for engine in registry.names("engines"):
+        parts += _sections(flag for flag in _flags(names[0], engine) if flag.scope == ENGINE)
     rows = (
         f"| `{name}` | {', '.join(f'`--{role}-`' for role in registry.load('losses', name).roles)} |" for name in names
     )
@@ -50,9 +52,10 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _flags(loss_name: str) -> list[Flag]:
-    loss_type = registry.load("losses", loss_name)
-    return list(flags_of(loss_name, loss_type.options, loss_type.roles).values())
+def _flags(loss_name: str, engine: str = "inprocess") -> list[Flag]:
+    loss_type, options = registry.load("losses", loss_name), registry.load("engines", engine).options
+    own = flags_of(loss_name, loss_type.options, loss_type.roles, engine=engine, engine_options=options)
+    return list(own.values())
 
 
 def _sections(flags: Iterable[Flag]) -> Iterator[str]:

@@ -58,8 +58,9 @@ def fraction_of_bundle(occupants: int) -> float:
     return math.floor(10_000 / occupants) / 10_000
 
 
-def place(sizes: Mapping[str, int], *, device: str, cpu_threads: int, timeout: float) -> Placement:
-    """Reserve a bundle a rank. Raises ClusterError that tells who wants what and what is there."""
+def place(sizes: Mapping[str, int], *, device: str, cpu_threads: int, timeout: float, servers: int = 0) -> Placement:
+    """Reserve a bundle a rank; ``servers`` of the rollout engine take turns on the bundles. Raises ClusterError that
+    tells who wants what and what is there."""
     bundles = max(sizes.values())
     device = choose_device(device, bundles)
     bundle = {"CPU": 1.0} | ({"GPU": 1.0} if device == "cuda" else {})
@@ -68,7 +69,7 @@ def place(sizes: Mapping[str, int], *, device: str, cpu_threads: int, timeout: f
     if not group.wait(timeout_seconds=timeout):
         remove_placement_group(group)
         raise ClusterError(f"{_wanted(sizes, bundles, bundle)}; not placed within {timeout:.0f} s: {_present()}")
-    return Placement(group, device, fraction_of_bundle(len(sizes) + 1), cpu_threads)
+    return Placement(group, device, fraction_of_bundle(len(sizes) + 1 + math.ceil(servers / bundles)), cpu_threads)
 
 
 def _refuse_impossible(sizes: Mapping[str, int], bundles: int, bundle: Mapping[str, float]) -> None:

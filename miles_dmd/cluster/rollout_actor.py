@@ -32,14 +32,15 @@ class RolloutActor(Watched):
         set_threads(args.cpu_threads)
         return str(ensure_table(args, texts, choose_compute(device, args.compute_dtype).device))
 
-    def build(self, args: Any, device: str, prompt_table: str) -> None:
+    def build(self, args: Any, device: str, prompt_table: str, texts: Sequence[str], servers: Sequence[str]) -> None:
         from miles_dmd.network.conditions import PromptTable
         from miles_dmd.rollout import RolloutWorker
         from miles_dmd.training.compute import choose_compute, set_threads
 
         set_threads(args.cpu_threads)
         compute = choose_compute(device, args.compute_dtype)
-        self.worker: RolloutWorker = RolloutWorker(args, compute=compute, prompts=PromptTable(Path(prompt_table)))
+        prompts = PromptTable(Path(prompt_table))
+        self.worker: RolloutWorker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
         return [_handle(chunks) for chunks in self.worker.generate(batches, num_chunks)]
@@ -96,12 +97,20 @@ class RayRollouts:
     def encode(self, args: Any, device: str, texts: Sequence[str]) -> str:
         return str(self._call("encoding prompts", "encode", args, device, list(texts)))
 
-    def build(self, args: Any, device: str, prompt_table: str) -> dict[str, ray.ObjectRef]:
-        return {WHO: self.actor.build.remote(args, device, prompt_table)}
+    def build(
+        self, args: Any, device: str, prompt_table: str, texts: Sequence[str], servers: Sequence[str]
+    ) -> dict[str, ray.ObjectRef]:
+        return {WHO: self.actor.build.remote(args, device, prompt_table, list(texts), list(servers))}
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
         handles: list[BatchHandle] = self._call("sampling", "generate", batches, num_chunks)
         return handles
+
+    def sleep(self) -> None:
+        self._call("going to sleep", "sleep")
+
+    def wake(self) -> None:
+        self._call("waking up", "wake")
 
     def update_weights(self, weights: WeightHandle, version: int) -> None:
         self._call("taking new weights", "update_weights", weights, version)

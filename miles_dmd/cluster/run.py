@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from miles_dmd import registry
 from miles_dmd.cluster.placement import place
 from miles_dmd.cluster.preflight import check_nodes
 from miles_dmd.cluster.rollout_actor import RayRollouts
+from miles_dmd.cluster.server_actor import RayServer
 from miles_dmd.cluster.session import every, ray_session
 from miles_dmd.cluster.trainer_group import RayTrainerGroup
 from miles_dmd.cluster.waiting import TICK, Supervisor
@@ -30,10 +32,21 @@ def started(
     sizes = {name: own.num_trainer_ranks for name, own in group_args.items()}
     with ray_session(args.ray_address) as session:
         check_nodes(sorted({args.hf_checkpoint, args.teacher_path}))
-        placement = place(sizes, device=args.device, cpu_threads=args.cpu_threads, timeout=args.placement_timeout)
+        num_servers = registry.load("engines", args.rollout_engine).num_servers(args)
+        placement = place(
+            sizes,
+            device=args.device,
+            cpu_threads=args.cpu_threads,
+            timeout=args.placement_timeout,
+            servers=num_servers,
+        )
         supervisor = Supervisor(args.remote_timeout, every(TICK, session.died))
-        processes: list[RayTrainerGroup | RayRollouts] = []
+        processes: list[RayTrainerGroup | RayRollouts | RayServer] = []
         try:
+            servers: list[RayServer] = []
+            for number in range(num_servers):
+                servers.append(RayServer(args, placement, number))
+                processes.append(servers[-1])
             # processes start (and import torch) while the prompts are encoded
             rollouts = RayRollouts(placement, supervisor)
             processes.append(rollouts)
@@ -42,7 +55,9 @@ def started(
                 groups[name] = RayTrainerGroup(name, size, placement, supervisor)
                 processes.append(groups[name])
             table = rollouts.encode(args, placement.device, texts)
-            calls = rollouts.build(args, placement.device, table)
+            for server in servers:
+                supervisor.gather(server.wait(), "starting")
+            calls = rollouts.build(args, placement.device, table, texts, [server.url for server in servers])
             for name, group in groups.items():
                 parts = {"plan": plan, "loss_type": loss_type, "prompt_table": table, "horizon": horizons.get(name, 0)}
                 calls |= group.build(group_args[name], placement.device, **parts)

@@ -147,6 +147,8 @@ class Args(RunArgs, RolloutArgs, LossArgs, OptimArgs, ModelArgs):
 
     loss_options: Any = field(default=None, metadata=NOT_ASKED)
     """The loss type's own arguments, an instance of its ``options``; None stands for their defaults."""
+    engine_options: Any = field(default=None, metadata=NOT_ASKED)
+    """The rollout engine's own arguments, likewise."""
     trainers: tuple[TrainerConfig, ...] = field(default=(), metadata=NOT_ASKED)
     """What each trainer reads instead, from the preset and flags like ``--critic-lr``; those left out read the same."""
 
@@ -162,8 +164,8 @@ class Args(RunArgs, RolloutArgs, LossArgs, OptimArgs, ModelArgs):
             object.__setattr__(self, name, options())
         elif not isinstance(found, options):
             raise ConfigError(
-                f"--loss-type {self.loss_type} reads {options.__module__}.{options.__qualname__}, not a "
-                f"{type(self.loss_options).__qualname__}; pass loss_options of its own, or None for their defaults"
+                f"{asked} reads {options.__module__}.{options.__qualname__}, not a "
+                f"{type(found).__qualname__}; pass {name} of its own, or None for their defaults"
             )
 
 

@@ -34,7 +34,7 @@ def check_required(args: Args) -> None:
 
 def check_values(args: Args) -> None:
     """For Args that no command line made."""
-    for arguments in (args, args.loss_options):
+    for arguments in (args, args.loss_options, args.engine_options):
         for name, kind in kinds(type(arguments)).items():
             checked(kind, getattr(arguments, name), flag_name(name))
 
@@ -152,6 +152,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_checkpoints,
     check_pixels,
     check_prompts,
+    check_engine_options,
     check_load,
     check_save,
 )

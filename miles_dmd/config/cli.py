@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
-from miles_dmd.config.flags import LOSS, RUN, Flag, Given, flag_name, flags_of, per_trainer
+from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, flag_name, flags_of, per_trainer
 from miles_dmd.config.nested import NOTHING, check_nested
 from miles_dmd.config.presets import Preset, read_preset
 from miles_dmd.config.trainers import TrainerConfig
@@ -18,7 +18,7 @@ from miles_dmd.registry import nearest
 
 PROGRAM = "train_diffusion.py"
 DESCRIPTION = "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets]."
-DEFAULT_LOSS_TYPE = "dmd2"
+DEFAULT_LOSS_TYPE, DEFAULT_ENGINE = "dmd2", "inprocess"
 KNOWN_GROUPS = {"actor", "critic", "teacher"}
 """Groups that users speak of, whether or not an installed loss type has them."""
 
@@ -33,18 +33,20 @@ def parse_args(argv: Sequence[str] | None = None) -> Args:
 def parse_flags(argv: Sequence[str] | None = None) -> Args:
     """As ``parse_args``, without ``check_args``."""
     words = list(sys.argv[1:] if argv is None else argv)
-    config, loss_flag = _peek(words, "--config"), _peek(words, "--loss-type")
+    config = _peek(words, "--config")
     preset = read_preset(config) if config is not None else Preset()
-    loss_name = _loss_name(loss_flag, preset)
-    loss_type = registry.load("losses", loss_name)
+    loss_name = _plugin_name(words, preset, "loss_type", DEFAULT_LOSS_TYPE)
+    engine_name = _plugin_name(words, preset, "rollout_engine", DEFAULT_ENGINE)
+    loss_type, engine = registry.load("losses", loss_name), registry.load("engines", engine_name)
     if preset.nested is not NOTHING:
         check_nested(preset.nested, loss_name, loss_type.plan(Args(loss_type=loss_name, hf_checkpoint="unnamed")))
-    flags = flags_of(loss_name, loss_type.options, loss_type.roles)
+    flags = flags_of(loss_name, loss_type.options, loss_type.roles, engine=engine_name, engine_options=engine.options)
     from_flags = _given(words, flags, loss_name, loss_type.roles)
     given = preset.given(flags, loss_name, loss_type.roles).under(from_flags)
     return Args(
-        **{**given.run, "loss_type": loss_name},
+        **{**given.run, "loss_type": loss_name, "rollout_engine": engine_name},
         loss_options=loss_type.options(**given.loss),
+        engine_options=engine.options(**given.engine),
         trainers=tuple(TrainerConfig(role, dict(given.trainers.get(role, {}))) for role in loss_type.roles),
     )
 
@@ -83,10 +85,11 @@ def _peek(words: Sequence[str], name: str) -> str | None:
     return value
 
 
-def _loss_name(flag: str | None, preset: Preset) -> str:
-    name = flag or preset.args.get("loss_type", DEFAULT_LOSS_TYPE)
+def _plugin_name(words: Sequence[str], preset: Preset, argument: str, default: str) -> str:
+    """Which plug-in is asked for, before it is known which flags it brings."""
+    name = _peek(words, flag_name(argument)) or preset.args.get(argument, default)
     if not isinstance(name, str):
-        raise ConfigError(f"{preset.path}: args.loss_type {name!r} must be text")
+        raise ConfigError(f"{preset.path}: args.{argument} {name!r} must be text")
     return name
 
 
@@ -100,7 +103,7 @@ def _given(words: Sequence[str], flags: Mapping[str, Flag], loss_name: str, role
     for flag, value in values.items():
         if flag.scope in trainers:
             trainers[flag.scope][flag.argument] = value
-    return Given(_of(values, RUN), _of(values, LOSS), trainers)
+    return Given(_of(values, RUN), _of(values, LOSS), trainers, _of(values, ENGINE))
 
 
 def _with_negative_numbers(words: Sequence[str]) -> list[str]:
@@ -145,6 +148,10 @@ def _unknown(rest: Sequence[str], flags: Mapping[str, Flag], loss_name: str, rol
         return ConfigError(f"{shown}: loss type {loss_name!r} has no group {role!r}; its groups are {', '.join(roles)}")
     if owners := _owners(name, loss_name):
         return ConfigError(f"{shown} is a flag of loss type {' and '.join(owners)}, and not of {loss_name!r}")
+    if owners := _owners(name, "", "engines"):
+        return ConfigError(
+            f"{shown} is a flag of --rollout-engine {' and '.join(owners)}; choose that engine, or drop it"
+        )
     return ConfigError(f"{shown}: there is no such flag{nearest(name, flags)}; --help lists them")
 
 
@@ -161,6 +168,6 @@ def _all_groups() -> set[str]:
     return {role for name in registry.names("losses") for role in registry.load("losses", name).roles} | KNOWN_GROUPS
 
 
-def _owners(name: str, loss_name: str) -> list[str]:
-    others = (other for other in registry.names("losses") if other != loss_name)
-    return [repr(other) for other in others if name in map(flag_name, kinds(registry.load("losses", other).options))]
+def _owners(name: str, chosen: str, wing: str = "losses") -> list[str]:
+    others = (other for other in registry.names(wing) if other != chosen)
+    return [repr(other) for other in others if name in map(flag_name, kinds(registry.load(wing, other).options))]

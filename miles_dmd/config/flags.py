@@ -1,4 +1,4 @@
-"""Which flags there are under a loss type: the run's, the loss type's own, and each trainer's."""
+"""Which flags there are: the run's, its loss type's and its rollout engine's own, and each trainer's."""
 
 import ast
 import dataclasses
@@ -13,7 +13,7 @@ from miles_dmd.config.args import GROUPS, PER_TRAINER
 from miles_dmd.config.values import Kind, kinds
 from miles_dmd.errors import ConfigError
 
-RUN, LOSS = "run", "loss"
+RUN, LOSS, ENGINE = "run", "loss", "engine"
 """Scopes of a flag; any other scope is a trainer's role."""
 
 
@@ -24,7 +24,7 @@ class Flag:
     name: str
     """With its dashes, as it is written."""
     scope: str
-    """RUN, LOSS, or the role of the trainer that reads it."""
+    """RUN, LOSS, ENGINE, or the role of the trainer that reads it."""
     argument: str
     kind: Kind
     default: Any
@@ -57,25 +57,37 @@ class Given:
     loss: Mapping[str, Any] = field(default_factory=dict)
     trainers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """role -> overrides."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     def under(self, stronger: "Given") -> "Given":
         """Both; where both speak, ``stronger`` wins."""
         roles = [*self.trainers, *(role for role in stronger.trainers if role not in self.trainers)]
         both = {role: {**self.trainers.get(role, {}), **stronger.trainers.get(role, {})} for role in roles}
-        return Given({**self.run, **stronger.run}, {**self.loss, **stronger.loss}, both)
+        engine = {**self.engine, **stronger.engine}
+        return Given({**self.run, **stronger.run}, {**self.loss, **stronger.loss}, both, engine)
 
 
-def flags_of(loss_name: str, options: type, roles: Sequence[str]) -> dict[str, Flag]:
+def flags_of(
+    loss_name: str, options: type, roles: Sequence[str], *, engine: str = "", engine_options: type | None = None
+) -> dict[str, Flag]:
     """name -> flag, in the order of ``--help``. A declared flag wins over a trainer's of the same name.
 
-    Raises ConfigError where a loss type declares a flag that the run has.
+    Raises ConfigError where a loss type or an engine declares a flag that the run has.
     """
-    run = {flag.name: flag for title, group in GROUPS.items() for flag in _flags(group, RUN, title)}
-    loss = {flag.name: flag for flag in _flags(options, LOSS, f"Loss type {loss_name}")}
-    if twice := sorted(run.keys() & loss.keys()):
-        raise ConfigError(f"--loss-type {loss_name} declares {twice[0]}, which every run has; rename that option")
+    declared = {flag.name: flag for title, group in GROUPS.items() for flag in _flags(group, RUN, title)}
+    declared |= _own_flags(declared, options, LOSS, f"Loss type {loss_name}", f"--loss-type {loss_name}")
+    if engine_options is not None:
+        asked = f"--rollout-engine {engine}"
+        declared |= _own_flags(declared, engine_options, ENGINE, f"Rollout engine {engine}", asked)
     trainers = {flag.name: flag for role in roles for flag in _trainer_flags(role)}
-    return run | loss | {name: flag for name, flag in trainers.items() if name not in run | loss}
+    return declared | {name: flag for name, flag in trainers.items() if name not in declared}
+
+
+def _own_flags(declared: Mapping[str, Flag], options: type, scope: str, title: str, asked: str) -> dict[str, Flag]:
+    own = {flag.name: flag for flag in _flags(options, scope, title)}
+    if twice := sorted(declared.keys() & own.keys()):
+        raise ConfigError(f"{asked} declares {twice[0]}, which every run has; rename that option")
+    return own
 
 
 def per_trainer() -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from miles_dmd.config.flags import LOSS, RUN, Flag, Given, per_trainer
+from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, per_trainer
 from miles_dmd.config.nested import KEYS, NOTHING, Nested, mapping, translate
 from miles_dmd.config.trainers import require_role
 from miles_dmd.config.values import checked
@@ -36,7 +36,7 @@ class Preset:
 
     def given(self, flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> Given:
         """What it asks for. Raises ConfigError for a name or a value that ``flags`` do not have."""
-        declared = {flag.argument: flag for flag in flags.values() if flag.scope in (RUN, LOSS)}
+        declared = {flag.argument: flag for flag in flags.values() if flag.scope in (RUN, LOSS, ENGINE)}
         known = {name: flag for name, flag in declared.items() if name not in NOT_IN_A_PRESET}
         values = self._values(self.args, known, "args", f"no argument of a {loss_name} run")
         may_override = {name: flag for name, flag in known.items() if name in per_trainer() or flag.scope == LOSS}
@@ -44,8 +44,11 @@ class Preset:
         for role, wishes in self._trainers():
             require_role(role, roles, loss_name, f"{self.path}: trainers")
             overrides[role] = self._values(wishes, may_override, f"trainers.{role}", "no argument of a single trainer")
-        of_loss = {name: value for name, value in values.items() if known[name].scope == LOSS}
-        return Given({name: value for name, value in values.items() if name not in of_loss}, of_loss, overrides)
+        run, loss, engine = (
+            {name: value for name, value in values.items() if known[name].scope == scope}
+            for scope in (RUN, LOSS, ENGINE)
+        )
+        return Given(run, loss, overrides, engine)
 
     def _values(self, wishes: Mapping[str, Any], known: Mapping[str, Flag], section: str, what: str) -> dict[str, Any]:
         for name in wishes:

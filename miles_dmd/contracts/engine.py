@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,12 +24,38 @@ class RolloutRequest:
     """k in [0, N-1]: k+1 forwards, of which the last is the one that is trained."""
 
 
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of an engine that has none of its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineType:
     """The declaration of an engine: what the command line may know of it without torch."""
 
     build: str
-    """Dotted name of ``build(args, compute, prompts) -> RolloutEngine``."""
+    """Dotted name of ``build(args, *, compute, prompts, texts, servers) -> RolloutEngine``: ``prompts`` are the encoded
+    prompts, ``texts`` what they say, both by prompt id; ``servers`` are the addresses that ``serve`` gave."""
+    options: type = NoOptions
+    """A frozen dataclass of the knobs that only this engine has; they become flags, read as ``args.engine_options``."""
+    check: Callable[[Any], None] = lambda args: None
+    """Cross-field rules of its own options; raises ConfigError."""
+    serve: str | None = None
+    """Dotted name of ``serve(args, *, device, number, host) -> Server``, for an engine that speaks to servers."""
+    num_servers: Callable[[Any], int] = lambda args: 0
+    """How many of them the run starts."""
+
+
+class Server(Protocol):
+    """A server that the run has started; it ends with the process that started it, whatever ends that."""
+
+    url: str
+
+    def wait(self, timeout: float) -> None:
+        """Until it answers. Raises EngineError that shows the end of its log."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class RolloutEngine(Protocol):
@@ -50,5 +76,9 @@ class RolloutEngine(Protocol):
         ...
 
     def wake(self) -> None: ...
+
+    def health(self) -> Mapping[str, str]:
+        """What can sample -> empty, or what is wrong with it."""
+        ...
 
     def close(self) -> None: ...

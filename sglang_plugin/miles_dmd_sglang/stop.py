@@ -34,7 +34,7 @@ def before_loop(stage: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def around_step(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
-    """At the stop step, x0 = x_k - sigma_k v instead of x_{k+1}: no noise is drawn, and the loop labels it timestep 0."""
+    """At the stop step, x0 = x_k - sigma_k v instead of x_{k+1}: no noise is drawn; the loop labels it timestep 0."""
     call = inspect.signature(original).bind(owner, *args, **kwargs).arguments
     batch = call["batch"]
     stop = requested(batch)

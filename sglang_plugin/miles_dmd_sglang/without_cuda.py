@@ -21,11 +21,10 @@ def prepare() -> None:
 
 
 def _declare_torchvision_ops(torch: Any) -> None:
-    """PyPI's torchvision is built for CUDA: its operators cannot load, and its import fails where two are not declared."""
-    try:
-        torch.ops.torchvision.nms
-    except (AttributeError, RuntimeError):
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _kept.append(library)
+    """PyPI's torchvision is built for CUDA: its operators cannot load, and its import fails without these two."""
+    if hasattr(torch.ops.torchvision, "nms"):
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(library)

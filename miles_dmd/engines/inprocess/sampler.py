@@ -94,10 +94,15 @@ class InProcessEngine:
     def wake(self) -> None:
         self.model.network.to(self.device)
 
+    def health(self) -> Mapping[str, str]:
+        return {"in process": ""}
+
     def close(self) -> None: ...
 
 
-def build(args: Any, compute: Compute, prompts: PromptTable) -> InProcessEngine:
+def build(
+    args: Any, *, compute: Compute, prompts: PromptTable, texts: Sequence[str] = (), servers: Sequence[str] = ()
+) -> InProcessEngine:
     family = registry.load("models", args.model_family)
     checkpoint = Path(args.hf_checkpoint)
     network = load_network(family, checkpoint, dtype=compute.dtype).requires_grad_(False).to(compute.device)
