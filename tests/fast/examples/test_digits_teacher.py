@@ -4,9 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "digits"
+SHORT = ("--autoencoder-steps", "2", "--transformer-steps", "2", "--samples", "0")
 
 
 def make_teacher(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -18,7 +17,7 @@ def test_a_short_run_leaves_a_pipeline_that_samples(tmp_path):
     from diffusers import StableDiffusion3Pipeline
 
     out = tmp_path / "teacher"
-    run = make_teacher("--out", str(out), "--autoencoder-steps", "2", "--transformer-steps", "2", "--samples", "0")
+    run = make_teacher("--out", str(out), *SHORT)
 
     assert run.returncode == 0, run.stderr
     pipeline = StableDiffusion3Pipeline.from_pretrained(out)
@@ -43,16 +42,28 @@ def test_prompts_differ_in_every_embedding():
     assert torch.pdist(pooled).min() > 0.3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--out", str(EXAMPLE)], "holds something that is not a pipeline"),
-        (["--out", str(EXAMPLE / "digits.py")], "is a file"),
-        (["--transformer-steps", "0"], "--transformer-steps 0: give a whole number from 1 up"),
-    ],
-)
-def test_what_cannot_be_made_is_refused(arguments, complaint):
-    run = make_teacher(*arguments)
+def test_a_directory_that_holds_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("the only copy")
+
+    run = make_teacher("--out", str(tmp_path), *SHORT)
 
     assert run.returncode == 2
-    assert complaint in run.stderr
+    assert f"--out {tmp_path} holds something that is not a pipeline" in run.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_file_is_no_directory(tmp_path):
+    file = tmp_path / "thesis.txt"
+    file.write_text("the only copy")
+
+    run = make_teacher("--out", str(file), *SHORT)
+
+    assert run.returncode == 2
+    assert f"--out {file} is a file" in run.stderr
+
+
+def test_no_steps_are_refused(tmp_path):
+    run = make_teacher("--out", str(tmp_path / "teacher"), "--transformer-steps", "0")
+
+    assert run.returncode == 2
+    assert "--transformer-steps 0: give a whole number from 1 up" in run.stderr
