@@ -22,6 +22,7 @@ SMALLEST = {
     "--local": None, "--device": "cpu", "--num-rollout": "1", "--rollout-batch-size": "4", "--micro-batch-size": "4",
     "--fake-update-ratio": "1", "--sample-prompts": "1",
 }  # fmt: skip
+MAIN = ROOT / "miles_dmd" / "__main__.py"
 MARKED = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 
 
@@ -92,7 +93,7 @@ def known_flags():
         known |= {f"--{role}-" for role in loss_type.roles}
     for name in registry.names("engines"):
         known |= {flag_name(option) for option in kinds(registry.load("engines", name).options)}
-    for script in [*ROOT.glob("examples/*/*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("scripts/*.py")]:
+    for script in [*ROOT.glob("examples/*/*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("scripts/*.py"), MAIN]:
         known |= set(re.findall(r"add_argument\(\s*\"(--[\w-]+)\"", script.read_text()))
     return known
 
@@ -229,7 +230,10 @@ def test_the_tree_is_the_package():
     modules = {module for module in modules if module.rpartition("/")[0] not in wings}
     folders_there = {path.parent.relative_to(package).as_posix() for path in package.rglob("__init__.py")} - {"."}
 
-    assert listed == modules | folders_there
+    there = modules | folders_there
+    assert {"without a line": there - listed, "without a module": listed - there} == {
+        "without a line": set(), "without a module": set(),
+    }  # fmt: skip
 
 
 def test_floors_of_the_architecture_page_are_those_that_are_checked():
