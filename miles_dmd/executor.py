@@ -17,7 +17,7 @@ from miles_dmd.checkpoint.manifest import FileEntry
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.contracts.reports import TrainReport
+from miles_dmd.contracts.reports import SampleStatistics, TrainReport
 from miles_dmd.errors import ExternalDataError, PhaseError
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 from miles_dmd.observe.spans import SpanLog
@@ -52,7 +52,7 @@ class Rollouts(Protocol):
 
     def wake(self) -> None: ...
 
-    def pictures(self, requests: Sequence[RolloutRequest]) -> Any: ...
+    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]: ...
 
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None: ...
 

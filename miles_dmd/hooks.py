@@ -1,8 +1,11 @@
-"""What happens after a committed student step, and at the two ends of a run: sample grids, and the exported student."""
+"""What happens after a committed student step, and at the two ends of a run: sample grids, and exported students."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,10 @@ from miles_dmd import registry, seeds
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.loss import LossType
+from miles_dmd.contracts.reports import SampleStatistics
+from miles_dmd.errors import MilesDmdError
 from miles_dmd.executor import GroupExecutor
+from miles_dmd.files import atomic_write_text
 from miles_dmd.observe.pictures import sample_grid
 from miles_dmd.plan import TrainerCounters
 from miles_dmd.plan.grid import sigma_grid
@@ -19,10 +25,20 @@ SEEDS_PER_PROMPT = 8
 
 
 class SampleGrids:
-    """A grid of samples of the student's moving average, always with the same noise, so that grids can be compared."""
+    """A grid of samples of the student's moving average, always with the same noise, so that grids can be compared.
 
-    def __init__(self, args: Any, texts: Sequence[str], directory: Path) -> None:
-        self.args, self.directory = args, directory
+    ``report`` hears what their latents say: ``samples/diversity``, relative to the first grid, and
+    ``samples/saturation``, the share beyond the range of the first grid. What that was stays in reference.json.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        texts: Sequence[str],
+        directory: Path,
+        report: Callable[[Mapping[str, float]], None] = lambda metrics: None,
+    ) -> None:
+        self.args, self.directory, self.report = args, directory, report
         self.texts = texts[: args.sample_prompts]
 
     def after_completed_step(
@@ -36,7 +52,10 @@ class SampleGrids:
         if not self.texts:
             return
         with executor.spans.span("pictures", group="rollout"):
-            images = executor.with_averaged_weights(lambda: executor.rollouts.pictures(self._requests()))
+            reference = self._reference()
+            limit = reference.get("limit")
+            images, told = executor.with_averaged_weights(lambda: executor.rollouts.pictures(self._requests(), limit))
+            self._tell(told, reference)
             sample_grid(
                 images,
                 self.directory / f"step_{step:06d}.png",
@@ -44,6 +63,19 @@ class SampleGrids:
                 columns=SEEDS_PER_PROMPT,
                 title=f"student (moving average) after {step} updates, {self.args.num_inference_steps} steps",
             )
+
+    def _reference(self) -> dict[str, float]:
+        """Of the run's first grid; empty before it."""
+        path = self.directory / "reference.json"
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+    def _tell(self, told: SampleStatistics, reference: Mapping[str, float]) -> None:
+        if not reference:
+            reference = {"spread": told.spread, "limit": told.limit}
+            self.directory.mkdir(parents=True, exist_ok=True)
+            atomic_write_text(self.directory / "reference.json", json.dumps(reference) + "\n")
+        diversity = {"samples/diversity": told.spread / reference["spread"]} if reference["spread"] > 0 else {}
+        self.report({**diversity, "samples/saturation": told.saturation})
 
     def _requests(self) -> list[RolloutRequest]:
         return [
@@ -64,6 +96,57 @@ def export_student(args: Any, loss_type: LossType, executor: GroupExecutor, dire
         student = executor.groups[executor.plan.group_of("student")]
         weights = student.weights(averaged=executor.plan.export.role == "student_ema")
         executor.rollouts.export(directory, weights, describe(args, loss_type, executor.policy_version))
+
+
+class KeepBest:
+    """The best student so far in ``directory``, beside the last: --keep-best says by which metric, and which way.
+
+    Every --sample-interval student steps and after the last it judges the metric's mean since it last judged, so that
+    one lucky batch is not the best student. best.json in ``directory`` tells metric, value and step.
+    """
+
+    def __init__(self, args: Any, loss_type: LossType, directory: Path) -> None:
+        self.args, self.loss_type, self.directory = args, loss_type, directory
+        asked: str = args.keep_best or ""
+        self.way, _, self.metric = asked.partition(":")
+        self._values: list[float] = []
+
+    def committed(self, row: Mapping[str, float], executor: GroupExecutor) -> None:
+        """``row`` holds the metrics of a committed cycle."""
+        step = int(row["global_step"])
+        if not self.metric or step == 0:
+            return
+        if self.metric in row:
+            self._values.append(row[self.metric])
+        if step % self.args.sample_interval and step != self.args.num_rollout:
+            return
+        if not self._values:
+            raise MilesDmdError(
+                f"--keep-best {self.args.keep_best}: no such metric; there are {', '.join(sorted(row))}"
+            )
+        value, self._values = math.fsum(self._values) / len(self._values), []
+        if self._is_better(value):
+            self._keep(value, step, executor)
+
+    def _is_better(self, value: float) -> bool:
+        path = self.directory / "best.json"
+        best = json.loads(path.read_text())["value"] if path.is_file() else None
+        if not math.isfinite(value) or best is None:
+            return math.isfinite(value)
+        return bool(value < best if self.way == "min" else value > best)
+
+    def _keep(self, value: float, step: int, executor: GroupExecutor) -> None:
+        """The new one is whole before the old one goes; a run that dies between the two renames has both, by names."""
+        new, old = (self.directory.with_name(f"{self.directory.name}.{age}") for age in ("new", "old"))
+        shutil.rmtree(new, ignore_errors=True)
+        export_student(self.args, self.loss_type, executor, new)
+        best = {"metric": self.metric, "value": value, "global_step": step}
+        atomic_write_text(new / "best.json", json.dumps(best) + "\n")
+        shutil.rmtree(old, ignore_errors=True)
+        if self.directory.exists():
+            self.directory.rename(old)
+        new.rename(self.directory)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def describe(args: Any, loss_type: LossType, policy_version: int) -> Distillation:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from miles_dmd.config.args import Args
 from miles_dmd.executor import GroupExecutor
+from miles_dmd.observe.alarms import ALARMS, Alarms
 from miles_dmd.observe.metrics import flatten, read_metrics
 from miles_dmd.observe.pictures import curves
 from miles_dmd.observe.progress import Progress
@@ -40,6 +41,9 @@ class Journal:
         self.group_of_phase = {
             phase.kind: plan.group_of(phase.trainable_roles[0]) for phase in plan.update_schedule.phases
         }
+        self.alarms = Alarms({alarm.name: getattr(args, f"alarm_{alarm.name}") for alarm in ALARMS}, args.alarm_window)
+        self.alarms.replay([row for row in read_metrics(directory / "metrics.jsonl") if row["cycle"] <= done])
+        self._noted: dict[str, float] = {}
         self._mark = self.spans.mark()
 
     def __enter__(self) -> Self:
@@ -52,8 +56,12 @@ class Journal:
         self.trackers.close()
         self.spans.write(self.directory / "trace.json")
 
-    def committed(self, counters: TrainerCounters, phase_metrics: Mapping[str, Any]) -> None:
-        """The controller's observer: a cycle is committed."""
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Numbers that the next row holds beside those of its phases."""
+        self._noted |= metrics
+
+    def committed(self, counters: TrainerCounters, phase_metrics: Mapping[str, Any]) -> dict[str, float]:
+        """The controller's observer: a cycle is committed. Returns its row."""
         times = self.spans.totals(self._mark)
         self._mark = self.spans.mark()
         row = {
@@ -62,9 +70,13 @@ class Journal:
             "seconds": sum(times.values()),
             **flatten(phase_metrics, self.group_of_phase),
             **time_metrics(times),
+            **self._noted,
         }
+        self._noted = {}
+        row |= self.alarms.check(row)
         self.trackers.write(row)
         self.progress.advance(row)
+        return row
 
     def finish(self, executor: GroupExecutor, counters: TrainerCounters) -> None:
         """Curves, summary.json, and what the console shows last."""
@@ -87,6 +99,7 @@ class Journal:
                 "policy_version": executor.policy_version,
                 "seconds": totals,
                 "peak_memory_bytes": peaks,
+                "alarms": sorted(self.alarms.ringing),
                 "last_cycle": rows[-1] if rows else {},
             },
         )

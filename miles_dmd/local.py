@@ -15,7 +15,7 @@ from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest, Server
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.contracts.reports import TrainReport
+from miles_dmd.contracts.reports import SampleStatistics, TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import ConfigError
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
@@ -73,8 +73,8 @@ class LocalRollouts:
     def update_weights(self, weights: WeightHandle, version: int) -> None:
         self.worker.update_weights(weights.buckets, version)
 
-    def pictures(self, requests: Sequence[RolloutRequest]) -> Any:
-        return self.worker.pictures(requests)
+    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
+        return self.worker.pictures(requests, limit)
 
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
         self.worker.export(directory, weights.buckets, distillation)

@@ -14,9 +14,11 @@ from miles_dmd.checkpoint.manifest import FileEntry, entry_of
 from miles_dmd.contracts.batch_file import read_batch, write_batch
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutEngine, RolloutRequest
+from miles_dmd.contracts.reports import SampleStatistics
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError, SaveError
 from miles_dmd.network.conditions import PromptTable
+from miles_dmd.network.statistics import statistics
 from miles_dmd.plan.partition import rows_of_rank
 from miles_dmd.training.compute import Compute, peak_memory_bytes
 from miles_dmd.training.export import write_student
@@ -74,12 +76,17 @@ class RolloutWorker:
     def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
         self.engine.update_weights(buckets, version)
 
-    def pictures(self, requests: Sequence[RolloutRequest]) -> np.ndarray:
-        """[B, H, W, 3] uint8: finished samples of all N steps, decoded."""
+    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[np.ndarray, SampleStatistics]:
+        """[B, H, W, 3] uint8: finished samples of all N steps, decoded; and numbers about their latents.
+
+        ``limit`` is where the data's range ends; see ``network.statistics``.
+        """
         if self._decode is None:
             family = registry.load("models", self.args.model_family)
             self._decode = family.code().open_decoder(Path(self.args.hf_checkpoint))
-        return np.asarray(self._decode(self.engine.sample(requests)))
+        latents = self.engine.sample(requests)
+        told = statistics(latents, [request.prompt_id for request in requests], limit)
+        return np.asarray(self._decode(latents)), told
 
     def export(self, directory: Path, buckets: Iterable[Mapping[str, Tensor]], distillation: Distillation) -> None:
         """Write ``buckets`` as a pipeline that opens in stock diffusers."""

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from miles_dmd import registry
@@ -23,7 +24,8 @@ from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_conf
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError, MilesDmdError, PlanError
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.hooks import SampleGrids, export_student
+from miles_dmd.failure import stopped, told
+from miles_dmd.hooks import KeepBest, SampleGrids, export_student
 from miles_dmd.journal import Journal
 from miles_dmd.plan import (
     BatchProvider,
@@ -38,6 +40,7 @@ from miles_dmd.plan import (
 from miles_dmd.prompts import PromptSource
 from miles_dmd.report import resolved_run
 from miles_dmd.saving import CheckpointSaver, restore
+from miles_dmd.signals import StopRequest, listening
 
 
 class DistillationTrainer:
@@ -55,6 +58,7 @@ class DistillationTrainer:
         executor: DistillationPhaseExecutor | None = None,
         batch_provider: BatchProvider | None = None,
         hooks: DistillationTrainerHooks | Sequence[DistillationTrainerHooks] | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         if (args is None) == (plan is None):
             raise ConfigError("DistillationTrainer takes either args, from which its plan follows, or a plan; not both")
@@ -69,6 +73,8 @@ class DistillationTrainer:
         self.plan, self.executor, self.batch_provider, self.hooks = plan, executor, batch_provider, hooks
         self.controller_instance: DistillationTrainerController | None = None
         self.saver: CheckpointSaver | None = None
+        self.stop = stop or StopRequest()
+        self.directory: Path | None = None
 
     def build_controller(self, **observing: Any) -> DistillationTrainerController:
         """The controller over executor and batch provider, made once."""
@@ -110,11 +116,12 @@ class DistillationTrainer:
         num_cycles: int | None,
         resume: Resume | None,
     ) -> DistillationTrainerController:
-        directory = claim_run_directory(args)
+        self.directory = directory = claim_run_directory(args)
         done = 0 if resume is None else resume.manifest.cycle
         with Journal(args, self.plan, directory, num_cycles, done) as journal:
             executor = GroupExecutor(self.plan, self.loss_type, groups, rollouts, journal.spans)
-            grids = SampleGrids(args, prompts.texts, directory / "samples")
+            grids = SampleGrids(args, prompts.texts, directory / "samples", journal.note)
+            best = KeepBest(args, self.loss_type, directory / "student_best")
             extra = self.hooks if isinstance(self.hooks, Sequence) else [self.hooks] if self.hooks else []
             self.executor, self.hooks = executor, [grids, *extra]
             self.batch_provider = batches = RolloutBatches(args, prompts, executor, self._ahead)
@@ -122,22 +129,40 @@ class DistillationTrainer:
             self.saver = saver = CheckpointSaver(args, directory, resume=resume, **parts)
 
             def committed(counters: TrainerCounters, metrics: Mapping[str, Any]) -> None:
-                journal.committed(counters, metrics)  # first: a checkpoint vouches for the rows before it
+                row = journal.committed(counters, metrics)  # first: a checkpoint vouches for the rows before it
+                best.committed(row, executor)
                 saver.committed(counters)
 
-            controller = self.build_controller(observer=committed)
+            controller = self.build_controller(
+                observer=committed, max_consecutive_skipped_cycles=args.max_consecutive_skipped_cycles
+            )
             if resume is None:
                 grids.draw(0, executor)
             else:
                 restore(resume, controller=controller, **parts)
-            if num_cycles is None:
-                controller.run_until(args.num_rollout)
-            else:
-                controller.run(num_cycles)
-            saver.finish(controller.counters)
+            with self.stop.finishing_cycles() if args.save_interval else contextlib.nullcontext():
+                self._play(args, controller, journal, num_cycles)
+                saver.finish(controller.counters)
+            self.stop.raise_if_requested()
             export_student(args, self.loss_type, executor, directory / "student")
             journal.finish(executor, controller.counters)
         return controller
+
+    def _play(
+        self, args: Args, controller: DistillationTrainerController, journal: Journal, num_cycles: int | None
+    ) -> None:
+        """All cycles, or those until somebody or an alarm stops the run."""
+
+        def stop() -> bool:
+            return self.stop.requested or (args.on_alarm == "stop" and bool(journal.alarms.ringing))
+
+        if num_cycles is None:
+            controller.run_until(args.num_rollout, stop)
+        else:
+            controller.run(num_cycles, stop)
+        if args.on_alarm == "stop" and journal.alarms.ringing:
+            alarms, step = ", ".join(sorted(journal.alarms.ringing)), controller.counters.global_step
+            print(f"Stopped after {step} student steps by --on-alarm stop: {alarms}")
 
     def _ahead(self, request: PhaseRequest) -> int:
         assert self.args is not None
@@ -165,22 +190,28 @@ def started_groups(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. 0: done; 1: the run failed; 2: it was asked for what cannot be, and nothing was written."""
+    """The command line. 0: done; 1: the run failed; 2: it was asked for what cannot be, and nothing was written;
+    130 and 143: it was told to stop, by SIGINT or SIGTERM."""
+    request, trainer = StopRequest(), None
     try:
-        args = parse_args(argv)
-        print(resolved_run(args))
-        if not args.dry_run:
-            DistillationTrainer(args).fit()
-        elif (resume := open_resume(args)) is not None:
-            resume.verify()
-            print(f"\n{resume}")
+        with listening(request):
+            args = parse_args(argv)
+            print(resolved_run(args))
+            if not args.dry_run:
+                trainer = DistillationTrainer(args, stop=request)
+                trainer.fit()
+            elif (resume := open_resume(args)) is not None:
+                resume.verify()
+                print(f"\n{resume}")
     except (ConfigError, PlanError) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2
-    except MilesDmdError as error:
-        print(f"{PROGRAM}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted; nothing of the running cycle is kept", file=sys.stderr)
-        return 130
+    except (MilesDmdError, KeyboardInterrupt) as error:
+        directory = trainer.directory if trainer is not None else None
+        if request.signal is None:
+            print(f"{PROGRAM}: {told(error, directory)}", file=sys.stderr)
+            return 1
+        # also an error: who signals a whole group of processes has ended some that this one waited for
+        print(f"{PROGRAM}: {stopped(request.signal, directory)}", file=sys.stderr)
+        return 128 + request.signal
     return 0

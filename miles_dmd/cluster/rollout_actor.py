@@ -13,6 +13,7 @@ from miles_dmd.cluster.waiting import Supervisor
 from miles_dmd.cluster.watched import Watched, actor_class
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.contracts.reports import SampleStatistics
 from miles_dmd.handles import BatchHandle, WeightHandle
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class RolloutActor(Watched):
     def update_weights(self, weights: WeightHandle, version: int) -> None:
         self.worker.update_weights(_buckets(weights), version)
 
-    def pictures(self, requests: Sequence[RolloutRequest]) -> Any:
-        return self.worker.pictures(requests)
+    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
+        return self.worker.pictures(requests, limit)
 
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
         self.worker.export(directory, _buckets(weights), distillation)
@@ -115,8 +116,9 @@ class RayRollouts:
     def update_weights(self, weights: WeightHandle, version: int) -> None:
         self._call("taking new weights", "update_weights", weights, version)
 
-    def pictures(self, requests: Sequence[RolloutRequest]) -> Any:
-        return self._call("drawing samples", "pictures", requests)
+    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
+        drawn: tuple[Any, SampleStatistics] = self._call("drawing samples", "pictures", requests, limit)
+        return drawn
 
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
         self._call("exporting the student", "export", directory, weights, distillation)

@@ -140,6 +140,21 @@ def check_load(args: Args) -> None:
     open_resume(args)
 
 
+def check_keep_best(args: Args) -> None:
+    if args.keep_best is None:
+        return
+    way, _, metric = args.keep_best.partition(":")
+    if way not in ("min", "max") or not metric:
+        raise ConfigError(
+            f"--keep-best {args.keep_best} must be min:NAME or max:NAME, for instance max:samples/diversity"
+        )
+    if metric.startswith("samples/") and args.sample_prompts == 0:
+        raise ConfigError(
+            f"--keep-best {args.keep_best} is measured on the grids of samples, and --sample-prompts 0 asks for none; "
+            "drop one of the two"
+        )
+
+
 RULES: tuple[Callable[[Args], None], ...] = (
     check_required,
     check_values,
@@ -155,6 +170,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_engine_options,
     check_load,
     check_save,
+    check_keep_best,
 )
 """In order: what comes first makes sense of what comes after."""
 

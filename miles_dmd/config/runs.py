@@ -9,7 +9,8 @@ from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
 
 ENTRIES = (
-    "student", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard", "checkpoints",
+    "student", "student_best", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard",
+    "checkpoints", "failure.log",
 )  # fmt: skip
 """What a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
 

@@ -1,4 +1,4 @@
-"""What a trainer rank tells the driver: plain numbers, so that the driver opens no tensor. Knows no torch."""
+"""What workers tell the driver: plain numbers, so that it opens no tensor. Knows no torch."""
 
 from __future__ import annotations
 
@@ -20,3 +20,14 @@ class TrainReport:
     seconds: float = 0.0
     peak_memory: int = 0
     """Bytes, of the rank's process since its start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleStatistics:
+    """What the rollout worker tells of finished samples, several seeds a prompt."""
+
+    spread: float
+    """Mean distance between two seeds of a prompt (root mean squared difference of latents), a mean over prompts."""
+    saturation: float
+    """Share of values whose magnitude is above ``limit``."""
+    limit: float

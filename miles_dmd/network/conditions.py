@@ -145,4 +145,3 @@ def encoder_fingerprint(family: ModelFamily, checkpoint: Path) -> str:
                 digest.update(str(path.relative_to(checkpoint)).encode())
                 digest_file(digest, path)
     return digest.hexdigest()
-

@@ -46,7 +46,8 @@ class DistillationTrainerController:
     ``hooks`` is one object or several, called in their order after committed student steps; ``observer`` hears of
     every committed cycle, warm-up included. ``max_consecutive_skipped_cycles``: so many cycles in a row may be given
     up because a phase skipped its step on all ranks; such a cycle is not committed. 0: a skip is fatal. Uncommitted is
-    not undone: what stepped in a cycle before the phase that skipped stays stepped.
+    not undone: a fake score that stepped in such a cycle stays stepped. So a skip after the student's step of its cycle
+    is fatal under every bound: the engine samples that student already, and the counters would not know of its step.
     """
 
     def __init__(
@@ -89,18 +90,21 @@ class DistillationTrainerController:
     def failed(self) -> bool:
         return bool(self._failure)
 
-    def run(self, num_cycles: int) -> None:
-        """Commits ``num_cycles`` more cycles, those of the warm-up included."""
+    def run(self, num_cycles: int, stop: Callable[[], bool] = lambda: False) -> None:
+        """Commits ``num_cycles`` more cycles, those of the warm-up included.
+
+        ``stop`` is asked before every cycle and may end it sooner.
+        """
         self._refuse_if_failed()
         target = self._counters.completed_cycles + count("num_cycles", num_cycles)
-        while self._counters.completed_cycles < target:
+        while self._counters.completed_cycles < target and not stop():
             self.run_cycle()
 
-    def run_until(self, global_step: int) -> None:
-        """Runs until so many student steps are committed in all, warm-up on top; nothing to do once they are."""
+    def run_until(self, global_step: int, stop: Callable[[], bool] = lambda: False) -> None:
+        """Runs until so many student steps are committed in all, warm-up on top, or until ``stop``; see ``run``."""
         self._refuse_if_failed()
         count("global_step", global_step)
-        while self._counters.global_step < global_step:
+        while self._counters.global_step < global_step and not stop():
             self.run_cycle()
 
     def run_cycle(self) -> UpdateCycle:
@@ -123,7 +127,7 @@ class DistillationTrainerController:
         for request in cycle.requests:
             result = self.executor.execute_phase(request, self.batch_provider.next(request))
             if not _steps(result, request):
-                self._skip(request)
+                self._skip(request, student_stepped="student" in metrics)
                 return False
             for role in request.trainable_roles:
                 counters.record_step(role)
@@ -135,9 +139,14 @@ class DistillationTrainerController:
         self._counters, self._metrics = counters, {kind: tuple(steps) for kind, steps in metrics.items()}
         return True
 
-    def _skip(self, request: PhaseRequest) -> None:
+    def _skip(self, request: PhaseRequest, *, student_stepped: bool) -> None:
         self.skipped_cycles += 1
         self._skips_in_a_row += 1
+        if student_stepped and self._skips_in_a_row <= self.max_consecutive_skipped_cycles:
+            raise PhaseReportError(
+                f"the {request.kind} phase after step {request.global_step} skipped its optimizer step on all ranks, "
+                "and the student of the same cycle has stepped already, which cannot be taken back"
+            )
         if self._skips_in_a_row > self.max_consecutive_skipped_cycles:
             raise PhaseReportError(
                 f"the {request.kind} phase after step {request.global_step} skipped its optimizer step on all ranks: "

@@ -77,9 +77,7 @@ class Trainer:
         """What a checkpoint holds of this trainer. A frozen network is not in it: its files are."""
         if self.trained is None:
             return TrainerState()
-        return TrainerState(
-            network=self._network, optimizer=self.optimizer, scheduler=self.scheduler, average=self.ema
-        )
+        return TrainerState(network=self._network, optimizer=self.optimizer, scheduler=self.scheduler, average=self.ema)
 
     @property
     def _network(self) -> torch.nn.Module:

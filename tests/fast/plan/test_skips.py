@@ -28,11 +28,10 @@ class Skipping(FakePhaseExecutor):
         return PhaseResult({}, {}) if len(self.executed) - 1 in self.skipped else result
 
 
-@pytest.mark.parametrize("phase", range(3))
-def test_a_skip_within_the_bound_is_counted_and_leaves_the_cycle_uncommitted(make_controller, phase):
+def test_a_skip_within_the_bound_is_counted_and_leaves_the_cycle_uncommitted(make_controller):
     hooks, seen = FakeDistillationHooks(), []
     controller = make_controller(
-        executor=Skipping(3 + phase),
+        executor=Skipping(3),
         hooks=hooks,
         max_consecutive_skipped_cycles=1,
         observer=lambda counters, metrics: seen.append(counters.global_step),
@@ -43,7 +42,18 @@ def test_a_skip_within_the_bound_is_counted_and_leaves_the_cycle_uncommitted(mak
     assert controller.skipped_cycles == 1
     assert controller.counters == TrainerCounters(2, {"student": 2, "fake_score": 4}, 2)
     assert [call["global_step"] for call in hooks.calls] == seen == [1, 2]
-    assert len(controller.executor.executed) == 3 + phase + 1 + 3
+    assert len(controller.executor.executed) == 3 + 1 + 3
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_a_skip_after_the_students_step_is_fatal_under_every_bound(make_controller, phase):
+    controller = make_controller(executor=Skipping(3 + phase), max_consecutive_skipped_cycles=9)
+
+    with pytest.raises(PhaseReportError, match="the student of the same cycle has stepped already"):
+        controller.run(2)
+
+    assert controller.counters == TrainerCounters(1, {"student": 1, "fake_score": 2}, 1)
+    assert controller.failed
 
 
 def test_skips_in_a_row_beyond_the_bound_are_fatal(make_controller):

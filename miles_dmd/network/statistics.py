@@ -1,0 +1,48 @@
+"""How different, and how large, are samples? Numbers about finished latents of several seeds a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from miles_dmd.contracts.reports import SampleStatistics
+
+EXTENT = 0.999
+"""Share of a sample's values that lie within its ``extent``."""
+HEADROOM = 1.5
+"""Samples of the undistilled network in few steps are averages of what the data are, and so have a smaller range; what
+lies beyond one and a half times that range is beyond the data's."""
+
+
+def statistics(samples: Tensor, groups: Sequence[int], limit: float | None = None) -> SampleStatistics:
+    """``samples`` [B, ...], those with the same number in ``groups`` being of one prompt.
+
+    ``limit`` is where the data's range ends; without one these samples are the reference, and HEADROOM times their
+    extent is.
+    """
+    samples = samples.float()
+    limit = HEADROOM * extent(samples) if limit is None else limit
+    index = torch.as_tensor(groups)
+    distances = [mean_pairwise_distance(samples[index == group]) for group in dict.fromkeys(groups)]
+    return SampleStatistics(
+        spread=sum(distances) / len(distances), saturation=share_beyond(samples, limit), limit=limit
+    )
+
+
+def mean_pairwise_distance(samples: Tensor) -> float:
+    """Mean over all pairs of ``samples`` [S, ...] of their root mean squared difference; 0 for a single one."""
+    flat = samples.flatten(1)
+    return float(torch.pdist(flat).mean()) / flat.shape[1] ** 0.5 if len(flat) > 1 else 0.0
+
+
+def share_beyond(samples: Tensor, limit: float) -> float:
+    """Share of values whose magnitude is above ``limit``."""
+    return float((samples.abs() > limit).float().mean())
+
+
+def extent(samples: Tensor) -> float:
+    """The magnitude that a share EXTENT of the values does not exceed; torch.quantile refuses this many."""
+    values = samples.abs().flatten()
+    return float(values.kthvalue(max(1, round(EXTENT * len(values)))).values)
