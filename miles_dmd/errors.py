@@ -12,6 +12,9 @@ MilesDmdError
 │   └── PhaseReportError an executor reported other optimizer steps than it was asked for
 ├── ExternalDataError    one group handed another the wrong samples, keys or policy version
 ├── EngineError          the rollout engine could not, or did not, do what it was asked
+│   ├── EngineRefused    a server said no: asking again would change nothing
+│   ├── EngineUnavailable a server gave no answer, or failed: asking again, or another one, may help
+│   └── EngineMisanswer  a server answered with something else than it was asked for
 ├── ClusterError         trainer groups could not be placed, or one of their processes died
 ├── SaveError            a checkpoint could not be written; the ones before it are as they were
 └── FormatError          a file of another format, or of a newer version than this package reads
@@ -67,6 +70,18 @@ class ExternalDataError(MilesDmdError, RuntimeError):
 
 class EngineError(MilesDmdError, RuntimeError):
     """The rollout engine failed."""
+
+
+class EngineRefused(EngineError):
+    """A server said no."""
+
+
+class EngineUnavailable(EngineError):
+    """A server gave no answer, or failed."""
+
+
+class EngineMisanswer(EngineError):
+    """A server answered with something else than it was asked for."""
 
 
 class ClusterError(MilesDmdError, RuntimeError):

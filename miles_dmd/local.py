@@ -115,7 +115,7 @@ def started(
             for name, own in group_args.items()
         }
         for server in servers:
-            server.wait(args.placement_timeout)
+            server.wait()
         worker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=[s.url for s in servers])
         stack.callback(worker.close)
         yield groups, LocalRollouts(worker)

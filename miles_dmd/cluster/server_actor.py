@@ -21,8 +21,8 @@ class ServerActor:
         self.server: Server = registry.resolve(engine.serve)(args, device=device, number=number, host=host)
         return self.server.url
 
-    def wait(self, timeout: float) -> None:
-        self.server.wait(timeout)
+    def wait(self) -> None:
+        self.server.wait()
 
     def close(self) -> None:
         self.server.close()
@@ -32,13 +32,13 @@ class RayServer:
     """Starts at once; ``wait`` gives the call to wait for."""
 
     def __init__(self, args: Any, placement: Placement, number: int) -> None:
-        self.name, self.timeout = f"rollout server {number}", args.placement_timeout
+        self.name = f"rollout server {number}"
         bundle = number % placement.group.bundle_count
         self.actor = ray.remote(ServerActor).options(**placement.options(bundle)).remote()
         self.url = str(fetch(self.actor.start.remote(args, placement.device, number), self.name, "starting"))
 
     def wait(self) -> dict[str, ray.ObjectRef]:
-        return {self.name: self.actor.wait.remote(self.timeout)}
+        return {self.name: self.actor.wait.remote()}
 
     def kill(self) -> None:
         # the server notices that its actor is gone, and ends; asked nicely first, it also leaves no shared memory

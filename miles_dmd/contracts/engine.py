@@ -49,9 +49,10 @@ class EngineType:
 class Server(Protocol):
     """A server that the run has started; it ends with the process that started it, whatever ends that."""
 
-    url: str
+    @property
+    def url(self) -> str: ...
 
-    def wait(self, timeout: float) -> None:
+    def wait(self) -> None:
         """Until it answers. Raises EngineError that shows the end of its log."""
         ...
 

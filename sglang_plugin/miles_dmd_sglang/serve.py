@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from importlib.metadata import version
 
 from miles_dmd_sglang import without_cuda
 
@@ -37,13 +38,19 @@ def die_with_stdin() -> None:
     threading.Thread(target=watch, name="die with stdin", daemon=True).start()
 
 
+def known_flags(argv: list[str]) -> list[str]:
+    """Without the flag that 0.5.22 does not have, where an idle server keeps a core busy."""
+    old = tuple(map(int, version("sglang").split(".")[:3])) < (0, 5, 23)
+    return [word for word in argv if not (old and word == "--sleep-on-idle")]
+
+
 def main(argv: list[str]) -> None:
     if DIE_WITH_STDIN in argv:
         argv = [word for word in argv if word != DIE_WITH_STDIN]
         die_with_stdin()
     from sglang.cli.main import main as sglang
 
-    sys.argv = ["sglang", "serve", *argv]
+    sys.argv = ["sglang", "serve", *known_flags(argv)]
     sglang()
 
 

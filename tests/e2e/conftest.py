@@ -1,4 +1,7 @@
-"""One Ray cluster for all tests of a session: its start costs ten seconds and more."""
+"""One Ray cluster and one SGLang server for all tests of a session: their starts cost ten and forty seconds."""
+
+import os
+from pathlib import Path
 
 import pytest
 
@@ -16,3 +19,65 @@ def ray_cluster():
     )  # fmt: skip
     yield
     ray.shutdown()
+
+
+SGLANG_VENV = Path(__file__).parents[2] / ".sglang-venv"
+
+
+@pytest.fixture(scope="session")
+def sglang_python():
+    """Python of an environment with a real SGLang server; CI must have one."""
+    python = os.environ.get("MILES_DMD_SGLANG_PYTHON") or str(SGLANG_VENV / "bin" / "python")
+    if os.access(python, os.X_OK):
+        return python
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI needs an SGLang server, and there is none at {python}; scripts/setup_sglang_cpu.sh builds it")
+    pytest.skip(f"no SGLang server at {python}; build one with scripts/setup_sglang_cpu.sh")
+
+
+@pytest.fixture(scope="session")
+def start_sglang(sglang_python, make_args, tmp_path_factory):
+    """``start_sglang("--hf-checkpoint", ...)``: a server that starts; ``wait()`` for it. All end with the session."""
+    from miles_dmd.engines.sglang.launch import serve
+
+    servers = []
+
+    def start(*more, **env):
+        logs = ("--sglang-log-dir", str(tmp_path_factory.mktemp("sglang")))
+        args = make_args("--rollout-engine", "sglang", "--sglang-python", sglang_python, *logs, *more)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            servers.append(serve(args, device="cpu", number=len(servers), host="127.0.0.1"))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def sglang_server(start_sglang):
+    """One server of the digits teacher, with our plugin, shared by all tests of a session: 40 s to start."""
+    server = start_sglang()
+    server.wait()
+    return server
+
+
+@pytest.fixture(scope="session")
+def open_engine(make_args, digit_prompts):
+    """``open_engine("sglang", "--sglang-url", ...)``: an engine on the digits' prompts."""
+    from miles_dmd import registry
+    from miles_dmd.network.conditions import PromptTable, ensure_table
+    from miles_dmd.prompts import PromptSource
+    from miles_dmd.training.compute import choose_compute
+
+    def build(name, *more):
+        args = make_args("--rollout-engine", name, *more)
+        texts = PromptSource(args.prompt_data, args.seed).texts
+        compute = choose_compute("cpu", "fp32")
+        table = PromptTable(ensure_table(args, texts, compute.device))
+        make = registry.resolve(registry.load("engines", name).build)
+        return make(args, compute=compute, prompts=table, texts=texts, servers=())
+
+    return build

@@ -38,6 +38,7 @@ class InProcessEngine:
         self.model, self.prompts, self.sigmas, self.solver = model, prompts, tuple(sigmas), solver
         self.shape, self.micro_batch_size, self.run_seed, self.device = shape, micro_batch_size, run_seed, device
         self.version = 0
+        self.asleep = False
 
     def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
         stopped = self._run(requests, [request.stop_step for request in requests])
@@ -57,6 +58,8 @@ class InProcessEngine:
         return self._run(requests, [len(self.sigmas) - 1] * len(requests)).clean.cpu()
 
     def _run(self, requests: Sequence[RolloutRequest], stop_steps: Sequence[int]) -> Stopped:
+        if self.asleep:
+            raise EngineError("the rollout engine is asleep; wake it before it samples")
         parts = [
             sample_until(
                 self.model,
@@ -90,9 +93,11 @@ class InProcessEngine:
 
     def sleep(self) -> None:
         self.model.network.to("cpu")
+        self.asleep = True
 
     def wake(self) -> None:
         self.model.network.to(self.device)
+        self.asleep = False
 
     def health(self) -> Mapping[str, str]:
         return {"in process": ""}

@@ -1,0 +1,99 @@
+"""SGLang's diffusion server samples from the student: servers that the run starts, or that are there already.
+
+HTTP only; sglang is never imported here. It pins its own torch, so it lives in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from miles_dmd.config.values import Count, Positive
+from miles_dmd.contracts.engine import EngineType
+from miles_dmd.engines.sglang.families import served
+from miles_dmd.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    sglang_url: tuple[str, ...] = ()
+    """Servers to attach to, such as http://127.0.0.1:30000; without any, the run starts its own."""
+    sglang_python: str | None = None
+    """Python of the environment that has sglang and our plugin, for servers that the run starts."""
+    num_sglang_servers: Count = 1
+    """Servers that the run starts."""
+    sglang_args: str = ""
+    """Further flags of `sglang serve` for them, as one text: "--tp-size 2"."""
+    sglang_log_dir: str | None = None
+    """Where their logs are kept; by default sglang/logs in --cache-dir."""
+    sglang_start_timeout: Positive = 600.0
+    """Seconds until a server that the run starts must answer."""
+    sglang_concurrency: Count = 2
+    """Requests under way at one server."""
+    sglang_timeout: Positive = 600.0
+    """Seconds to wait for one answer."""
+    sglang_deadline: Positive = 60.0
+    """Seconds over which a request that fails is repeated at a server, before another server is asked."""
+    sglang_weights: Literal["auto", "tensor", "disk"] = "auto"
+    """How weights travel: in requests, or through a folder in --cache-dir; auto takes requests for servers on a CPU."""
+    verify_weights: Literal["first", "every", "off"] = "first"
+    """Which weight updates are compared, tensor by tensor, with what the servers then hold."""
+
+
+def check(args: Any) -> None:
+    options: Options = args.engine_options
+    for url in options.sglang_url:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ConfigError(f"--sglang-url {url} is no address; write it as http://HOST:PORT")
+    if options.sglang_url:
+        _refuse_for_attached(options)
+    elif not options.sglang_python:
+        raise ConfigError(
+            "--rollout-engine sglang needs --sglang-python (of an environment that scripts/setup_sglang_cpu.sh or "
+            "docs/sglang.md makes), or --sglang-url of a server that runs already"
+        )
+    elif not os.access(options.sglang_python, os.X_OK):
+        raise ConfigError(
+            f"--sglang-python {options.sglang_python}: there is no such program; scripts/setup_sglang_cpu.sh makes the "
+            "environment"
+        )
+    _splits(options.sglang_args)
+    served(args.model_family).text_length(Path(args.hf_checkpoint), args.max_sequence_length)
+
+
+def _refuse_for_attached(options: Options) -> None:
+    for flag, value, default in (
+        ("--sglang-python", options.sglang_python, None),
+        ("--num-sglang-servers", options.num_sglang_servers, 1),
+        ("--sglang-args", options.sglang_args, ""),
+    ):
+        if value != default:
+            raise ConfigError(
+                f"{flag} {value} is for servers that the run starts, and --sglang-url names others; drop one"
+            )
+
+
+def _splits(flags: str) -> None:
+    try:
+        shlex.split(flags)
+    except ValueError as error:
+        raise ConfigError(f"--sglang-args {flags!r} cannot be read ({error}); quote it as in a shell") from None
+
+
+def num_servers(args: Any) -> int:
+    options: Options = args.engine_options
+    return 0 if options.sglang_url else options.num_sglang_servers
+
+
+engine = EngineType(
+    build="miles_dmd.engines.sglang.sampler:build",
+    options=Options,
+    check=check,
+    serve="miles_dmd.engines.sglang.launch:serve",
+    num_servers=num_servers,
+)

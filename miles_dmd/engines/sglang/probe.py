@@ -1,0 +1,123 @@
+"""What is a server, what can it do, and does it sample as the in-process engine does? Asked when it is taken in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from miles_dmd.engines.sglang.client import Client
+from miles_dmd.engines.sglang.wire import PROTOCOL, Ask, Sample, Sampling, read_answer, request_body
+from miles_dmd.errors import EngineMisanswer, EngineRefused
+
+MINIMUM = (0, 5, 22)
+"""The first release whose SD3 scheduler can be given the few-step grid (use_uniform_sigmas)."""
+REPORT = "miles_dmd:report"
+"""Asked of /get_weights_checksum as if it were a module; a server without the plugin has no such module."""
+SEED = 2**62 + 12345
+"""Of the probe's samples; a server that cuts seeds to 32 bits would draw something else."""
+TOLERANCE = {"fp32": 1e-4, "bf16": 0.1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    version: str
+    plugin: str = ""
+    """Version of our plugin; empty where it is not there."""
+    cannot_stop: str = "it has no plugin of ours"
+    """Why the server cannot stop at a step; empty where it can."""
+    device: str = "unknown"
+    parameters: Mapping[str, tuple[tuple[int, ...], str]] | None = None
+    """name -> (shape, dtype) of the network's parameters; None where the server does not tell."""
+    updates: int | None = None
+    """Weight updates since the server started."""
+    asleep: bool = False
+
+    @property
+    def stops(self) -> bool:
+        return not self.cannot_stop
+
+    def __str__(self) -> str:
+        stops = f"stops at the requested step (plugin {self.plugin})"
+        captures = f"runs all steps and keeps one of them, because {self.cannot_stop}"
+        return f"SGLang {self.version}, {stops if self.stops else captures}"
+
+
+def probe(client: Client, pipeline: str, *, deadline: float | None = None) -> Capabilities:
+    """Raises EngineRefused for a server that cannot be used, with the reason."""
+    version = str(client.get("/server_info", deadline=deadline).get("version", ""))
+    if not version or _numbers(version) < MINIMUM:
+        wanted = ".".join(map(str, MINIMUM))
+        raise EngineRefused(f"{client.url} runs SGLang {version or 'of unknown version'}; install {wanted} or later")
+    served = client.get("/model_info", deadline=deadline).get("architectures") or ["nothing known"]
+    if served != [pipeline]:
+        raise EngineRefused(f"{client.url} serves {served[0]}; the run wants {pipeline}: serve --hf-checkpoint there")
+    return report(client, version, deadline=deadline)
+
+
+def report(client: Client, version: str, *, deadline: float | None = None) -> Capabilities:
+    """What our plugin says there now."""
+    answer = client.post("/get_weights_checksum", {"module_names": [REPORT]}, deadline=deadline).get(REPORT)
+    if not isinstance(answer, dict):
+        return Capabilities(version=version)
+    if answer.get("protocol") != PROTOCOL:
+        raise EngineRefused(
+            f"{client.url} has our plugin with protocol {answer.get('protocol')}, this is {PROTOCOL}: install this "
+            "version's sglang_plugin/ into the server's environment"
+        )
+    return _from_plugin(answer, version, client.url)
+
+
+def _from_plugin(answer: Mapping[str, Any], version: str, server: str) -> Capabilities:
+    try:
+        return Capabilities(
+            version=version,
+            plugin=str(answer["plugin"]),
+            cannot_stop=str(answer["cannot_stop"]),
+            device=str(answer["device"]),
+            parameters={name: (tuple(shape), dtype) for name, (shape, dtype) in answer["parameters"].items()},
+            updates=int(answer["counters"]["updates"]),
+            asleep=bool(answer["asleep"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineMisanswer(f"{server}: our plugin's report lacks or garbles {error}") from error
+
+
+def take_sample(
+    client: Client, sampling: Sampling, capabilities: Capabilities, text: str, seed: int, stop_step: int,
+    *, deadline: float | None = None,
+) -> Sample:  # fmt: skip
+    ask = Ask(text=text, seed=seed, stop_step=stop_step, stops=capabilities.stops)
+    body = client.generate(request_body(sampling, ask), deadline=deadline)
+    return read_answer(body, sampling, ask, client.url)
+
+
+def other_law(client: Client, sampling: Sampling, capabilities: Capabilities, text: str, dtype: str) -> str:
+    """How the server draws its noise or takes its steps otherwise than the in-process engine; empty where it does not.
+
+    Ours: one CPU generator a sample, which draws the initial latents and then one tensor per re-noised step.
+    """
+    first = take_sample(client, sampling, capabilities, text, SEED, 0)
+    own = torch.Generator().manual_seed(SEED)
+    if not _close(first.latents, torch.randn(sampling.shape, generator=own), dtype):
+        return "its initial latents are not those of a CPU generator with the request's seed"
+    if len(sampling.sigmas) == 1:
+        return ""
+    second = take_sample(client, sampling, capabilities, text, SEED, 1)
+    level, to = sampling.sigmas[:2]
+    if sampling.solver == "euler":
+        expected = first.latents + (to - level) * (first.latents - first.clean) / level
+    else:
+        expected = (1 - to) * first.clean + to * torch.randn(sampling.shape, generator=own)
+    return "" if _close(second.latents, expected, dtype) else f"its first {sampling.solver} step is another one"
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor, dtype: str) -> bool:
+    return bool((found - expected).abs().max() <= TOLERANCE[dtype])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("+")[0].split(".")[:3]
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts)
