@@ -1,0 +1,211 @@
+"""A killed run goes on as if it had not been killed: k cycles, a resume and N - k cycles are N cycles, to the bit."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file
+
+from miles_dmd.checkpoint.manifest import read_manifest
+from miles_dmd.errors import CheckpointError
+from miles_dmd.observe.metrics import read_metrics
+from miles_dmd.run import DistillationTrainer, main
+
+CYCLES = 4
+"""One of warm-up, three with a student step."""
+SCHEDULE = ("--num-rollout", "3", "--lr-scheduler", "cosine", "--lr-warmup-steps", "1")
+SAVING = ("--save-interval", "1", "--keep-checkpoints", "0")
+
+
+def checkpoint(directory, cycle):
+    return directory / "checkpoints" / f"cycle_{cycle:06d}"
+
+
+def tensors(directory):
+    """Everything that a checkpoint holds of networks, averages, moments and waiting samples, rank by rank."""
+    files = sorted(directory.rglob("*.safetensors"))
+    return {
+        f"{file.relative_to(directory)}: {name}": value for file in files for name, value in load_file(file).items()
+    }
+
+
+def rows(directory, after=0):
+    """What was measured, without what the clock and the system say."""
+    clock = ("time/", "seconds", "peak_memory")
+    found = [row for row in read_metrics(directory / "metrics.jsonl") if row["cycle"] > after]
+    return [{name: value for name, value in row.items() if not any(word in name for word in clock)} for row in found]
+
+
+def driver(directory):
+    return {name: value for name, value in json.loads((directory / "driver.json").read_text()).items() if name != "run"}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(make_args, tmp_path_factory):
+    """A run of all cycles that left a checkpoint after each of them."""
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    DistillationTrainer(make_args("--local", *SCHEDULE, *SAVING, "--save", str(directory))).fit()
+    return directory
+
+
+def assert_same_state(one, other):
+    a, b = tensors(one), tensors(other)
+    assert a.keys() == b.keys()
+    assert [name for name in a if not a[name].equal(b[name])] == []
+    assert driver(one) == driver(other)
+    for group in ("actor", "critic"):
+        assert (one / group / "trainer.json").read_text() == (other / group / "trainer.json").read_text()
+
+
+@pytest.mark.parametrize("k", range(1, CYCLES + 1))
+def test_resumed_run_ends_bit_equal(uninterrupted, make_args, tmp_path, k):
+    start = checkpoint(uninterrupted, k)
+    args = make_args("--local", *SCHEDULE, *SAVING, "--save", str(tmp_path), "--load", str(start))
+
+    trainer = DistillationTrainer(args)
+    controller = trainer.fit()
+
+    assert controller.counters.completed_cycles == CYCLES
+    assert rows(tmp_path, k) == rows(uninterrupted, k) if k < CYCLES else not rows(tmp_path)
+    assert_same_state(checkpoint(tmp_path, CYCLES), checkpoint(uninterrupted, CYCLES))
+    student = "student/transformer/diffusion_pytorch_model.safetensors"
+    assert (tmp_path / student).read_bytes() == (uninterrupted / student).read_bytes()
+    assert trainer.batch_provider.prompts.next(4) == next_prompts(uninterrupted, trainer.batch_provider.prompts)
+
+
+def next_prompts(directory, prompts):
+    prompts.load_state_dict(driver(checkpoint(directory, CYCLES))["prompts"])
+    return prompts.next(4)
+
+
+def test_checkpoint_holds_the_whole_run(uninterrupted):
+    """Warm-up included; a teacher is not saved, and waiting samples are."""
+    first = checkpoint(uninterrupted, 1)
+
+    names = set(tensors(first))
+    manifest = read_manifest(first)
+
+    assert {path.name for path in (uninterrupted / "checkpoints").iterdir()} == {
+        "latest", *(f"cycle_{cycle:06d}" for cycle in range(1, CYCLES + 1))
+    }  # fmt: skip
+    assert (uninterrupted / "checkpoints" / "latest").read_text() == f"cycle_{CYCLES:06d}\n"
+    assert manifest.counters == {"global_step": 0, "optimizer_steps": {"fake_score": 2}, "completed_cycles": 1}
+    kinds = {f"{name.partition('/')[0]} {name.partition(': ')[2].partition('.')[0]}" for name in names}
+    assert kinds == {
+        "actor network", "actor average", "critic network", "critic exp_avg", "critic exp_avg_sq",
+        "pending latents", "pending sigma", "pending clean",
+    }  # fmt: skip
+    assert not any("teacher" in name for name in names)
+    steps = json.loads((first / "critic" / "trainer.json").read_text())["optimizer_steps"]
+    assert set(steps.values()) == {2}
+
+
+def test_run_goes_on_in_its_own_directory(uninterrupted, make_args, tmp_path, capsys):
+    """Killed after cycle 3, when the newest checkpoint was that of cycle 2: what came after it is told again."""
+    directory = tmp_path / "run"
+    shutil.copytree(uninterrupted, directory)
+    for cycle in (3, 4):
+        shutil.rmtree(checkpoint(directory, cycle))
+    lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (directory / "metrics.jsonl").write_text("".join(lines[:-1]) + lines[-1][:40])
+    args = make_args("--local", *SCHEDULE, *SAVING, "--save", str(directory), "--load", "latest")
+
+    DistillationTrainer(args).fit()
+
+    assert rows(directory) == rows(uninterrupted)
+    assert_same_state(checkpoint(directory, CYCLES), checkpoint(uninterrupted, CYCLES))
+    assert json.loads((directory / "summary.json").read_text())["counters"]["completed_cycles"] == CYCLES
+    assert "cycle 4/4" in capsys.readouterr().err
+    manifests = [read_manifest(checkpoint(directory, cycle)) for cycle in (2, CYCLES)]
+    assert manifests[0].run == manifests[1].run
+
+
+def test_finished_run_can_be_made_longer(make_args, tmp_path):
+    save = ("--local", "--save", str(tmp_path))
+    DistillationTrainer(make_args(*save, "--num-rollout", "1")).fit()
+
+    controller = DistillationTrainer(make_args(*save, "--num-rollout", "2", "--load", "latest")).fit()
+
+    assert controller.counters.global_step == 2
+    assert [row["cycle"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == [
+        "cycle_000002", "cycle_000003", "latest"
+    ]  # fmt: skip
+
+
+def test_dry_run_says_that_a_checkpoint_would_load(uninterrupted, flags, tmp_path, capsys):
+    asked = flags("--local", *SCHEDULE, "--dry-run", "--load", str(uninterrupted), "--save", str(tmp_path / "new"))
+
+    status = main(asked)
+
+    assert status == 0
+    assert f"{checkpoint(uninterrupted, 4)} would load: cycle 4" in capsys.readouterr().out
+    assert not (tmp_path / "new").exists()
+
+
+def test_changed_argument_is_refused_unless_it_is_named(uninterrupted, make_args, flags, tmp_path, capsys):
+    changed = ("--local", *SCHEDULE, "--critic-lr", "3e-4", "--clip-grad", "2", "--load", str(uninterrupted))
+
+    status = main(flags(*changed, "--dry-run"))
+    refusal = capsys.readouterr().err
+    allowed = main(flags(*changed, "--dry-run", "--allow-changed", "critic-lr", "clip_grad"))
+    shown = capsys.readouterr().out
+
+    assert (status, refusal.count("\n")) == (2, 1)
+    assert "clip-grad was 1.0, is 2.0; critic-lr was 0.0001, is 0.0003" in refusal
+    assert "--allow-changed clip-grad critic-lr" in refusal
+    assert allowed == 0
+    assert "allowed: critic-lr was 0.0001, is 0.0003" in shown
+
+
+def test_groups_of_other_sizes_take_the_state_over(uninterrupted, make_args, ray_cluster, tmp_path):
+    """One rank wrote it; two read it, resharded, and go on with equal losses."""
+    more = ("--num-trainer-ranks", "2", "--load", str(checkpoint(uninterrupted, 1)))
+
+    DistillationTrainer(make_args(*SCHEDULE, *SAVING, "--save", str(tmp_path), *more)).fit()
+
+    expected, found = losses(uninterrupted, 1), losses(tmp_path, 1)
+    assert [place for place, _ in found] == [place for place, _ in expected]
+    apart = [abs(value - other) / value for (_, value), (_, other) in zip(expected, found, strict=True)]
+    assert max(apart) < 1e-5
+    assert read_manifest(checkpoint(tmp_path, CYCLES)).groups == {"critic": 2, "actor": 2}
+
+
+def losses(directory, after):
+    names = ("actor/loss", "critic/loss")
+    return [((row["cycle"], name), row[name]) for row in rows(directory, after) for name in names if name in row]
+
+
+@pytest.mark.long
+def test_two_ranks_through_ray_end_bit_equal(make_args, ray_cluster, tmp_path):
+    two = (*SCHEDULE, *SAVING, "--num-trainer-ranks", "2")
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    DistillationTrainer(make_args(*two, "--save", str(whole))).fit()
+
+    DistillationTrainer(make_args(*two, "--save", str(resumed), "--load", str(checkpoint(whole, 2)))).fit()
+
+    assert rows(resumed, 2) == rows(whole, 2)
+    assert_same_state(checkpoint(resumed, CYCLES), checkpoint(whole, CYCLES))
+
+
+def test_checkpoint_of_another_teacher_is_refused(uninterrupted, make_args, teacher, tmp_path):
+    """The same path in the plan would not tell: teachers are compared by what is in them."""
+    other = tmp_path / "teacher"
+    shutil.copytree(teacher, other)
+    weights = other / "transformer" / "diffusion_pytorch_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=rf"critic-teacher-checkpoint was {teacher} .*, is {other}"):
+        make_args("--local", *SCHEDULE, "--teacher-checkpoint", str(other), "--load", str(uninterrupted))
+
+
+def test_teacher_that_has_only_moved_is_the_same(uninterrupted, make_args, teacher, tmp_path):
+    shutil.copytree(teacher, tmp_path / "moved")
+
+    args = make_args(
+        "--local", *SCHEDULE, "--teacher-checkpoint", str(tmp_path / "moved"), "--load", str(uninterrupted)
+    )
+
+    assert args.load == str(uninterrupted)

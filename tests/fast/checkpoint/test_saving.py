@@ -1,0 +1,163 @@
+"""When a run is saved, what a save that fails leaves, and how a checkpoint is put back."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from miles_dmd.checkpoint.manifest import read_manifest
+from miles_dmd.config.resume import open_resume
+from miles_dmd.errors import SaveError
+from miles_dmd.prompts import PromptSource
+from miles_dmd.saving import restore
+
+
+def names(run):
+    return sorted(path.name for path in (run.directory / "checkpoints").glob("*"))
+
+
+def test_saved_every_interval_and_at_the_end(make_run):
+    run = make_run("--save-interval", "2", "--keep-checkpoints", "0")
+
+    for cycle in range(1, 6):
+        run.saver.committed(run.after(cycle))
+    run.saver.finish(run.after(5))
+
+    assert names(run) == ["cycle_000002", "cycle_000004", "cycle_000005", "latest"]
+
+
+def test_last_cycle_is_not_saved_twice(make_run):
+    run = make_run("--save-interval", "1")
+
+    run.saver.committed(run.after(1))
+    run.saver.finish(run.after(1))
+
+    assert names(run) == ["cycle_000001", "latest"]
+
+
+def test_interval_of_zero_saves_nothing(make_run):
+    run = make_run("--save-interval", "0")
+
+    run.saver.committed(run.after(1))
+    run.saver.finish(run.after(1))
+
+    assert names(run) == []
+
+
+def test_before_the_first_cycle_there_is_nothing_to_save(make_run):
+    run = make_run()
+
+    assert run.saver.save(run.after(0)) is None
+    assert names(run) == []
+
+
+def test_older_ones_are_removed(make_run):
+    run = make_run("--save-interval", "1", "--keep-checkpoints", "2")
+
+    for cycle in range(1, 5):
+        run.saver.committed(run.after(cycle))
+
+    assert names(run) == ["cycle_000003", "cycle_000004", "latest"]
+
+
+def test_driver_file_says_where_the_run_is(make_run):
+    run = make_run()
+
+    driver = json.loads((run.save() / "driver.json").read_text())
+
+    assert driver["prompts"]["cursor"] == 12
+    assert driver["pending"] == [{"samples": 4, "policy_version": 1}]
+    assert (driver["seed"], driver["policy_version"]) == (0, 1)
+    assert driver["plan"]["name"] == run.plan.name
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_full_disk_leaves_the_previous_checkpoint(make_run, full_disk, capsys, policy):
+    run = make_run("--on-save-failure", policy)
+    first = run.saver.save(run.after(1))
+    run.groups["actor"].failure = full_disk
+
+    if policy == "stop":
+        with pytest.raises(SaveError, match="No space left on device") as error:
+            run.save()
+        said = str(error.value)
+    else:
+        assert run.save() is None
+        said = capsys.readouterr().out
+
+    assert "the checkpoint of cycle 2 could not be written" in said
+    assert f"the last whole one is {first}" in said
+    assert names(run) == ["cycle_000001", "latest"]
+    assert run.saver.last == first
+    read_manifest(first)
+
+
+def test_after_a_failure_the_next_save_works(make_run, full_disk):
+    run = make_run("--on-save-failure", "continue")
+    run.groups["actor"].failure = full_disk
+    run.save()
+    run.groups["actor"].failure = None
+
+    saved = run.saver.save(run.after(3))
+
+    assert saved.name == "cycle_000003"
+
+
+def test_failure_of_the_drivers_own_files_counts_too(make_run, monkeypatch):
+    run = make_run()
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("miles_dmd.saving.write_synced", full)
+
+    with pytest.raises(SaveError, match=r"No space left on device.*there is none before it"):
+        run.save()
+
+
+def test_file_that_only_another_node_sees_is_told(make_run):
+    run = make_run()
+    save = run.groups["actor"].save
+
+    def elsewhere(directory):
+        entries = save(directory)
+        (directory / "shard-0.safetensors").unlink()
+        return entries
+
+    run.groups["actor"].save = elsewhere
+
+    with pytest.raises(SaveError, match="is not seen from here: --save must be on a shared path"):
+        run.save()
+
+
+def test_run_keeps_its_name_where_it_goes_on(make_run, make_args):
+    run = make_run()
+    first = run.save()
+    resume = open_resume(make_args("--load", str(first)))
+
+    here = make_run(resume=resume, cycle=3).save()
+    there = make_run(resume=resume, cycle=3, directory=run.directory.with_name("other")).save()
+
+    name = read_manifest(first).run
+    assert (read_manifest(here).run, read_manifest(here).parent) == (name, "")
+    assert (read_manifest(there).run != name, read_manifest(there).parent) == (True, f"{name}@2")
+
+
+def test_restoring_hands_everything_back(make_run, make_args, digit_prompts):
+    run = make_run()
+    resume = open_resume(make_args("--load", str(run.save())))
+    told = []
+    run.executor.sync_weights = lambda version: told.append(("weights", version, list(run.groups["actor"].loaded)))
+    batches = SimpleNamespace(restore=lambda pending: told.append(("batches", pending)))
+    controller = SimpleNamespace(load_state_dict=lambda state: told.append(("counters", state)))
+    prompts = PromptSource(digit_prompts, 0)
+
+    restore(resume, executor=run.executor, batches=batches, prompts=prompts, controller=controller)
+
+    assert told == [
+        ("counters", {"global_step": 1, "optimizer_steps": {"fake_score": 4, "student": 1}, "completed_cycles": 2}),
+        ("weights", 1, ["actor"]),  # of the student that was loaded, not of the one that was built
+        ("batches", [("batch_000.safetensors", 1)]),
+    ]
+    assert prompts.cursor == 12
+    assert run.groups["critic"].loaded == ["critic"]
