@@ -149,7 +149,8 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
     values, vectors = torch.linalg.eigh(cov_a)
     root = vectors * values.clamp(min=0).sqrt() @ vectors.T
     cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
-    return ((a.mean(0) - b.mean(0)).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross).item()
+    distance = (a.mean(0) - b.mean(0)).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross
+    return max(distance.item(), 0.0)  # rounding can leave -1e-15
 
 
 @torch.no_grad()

@@ -82,13 +82,14 @@ def pipeline_directory(path: Path, flag: str) -> Path:
 
 def open_pipeline(path: Path) -> Any:
     """The pipeline, without progress bars."""
-    from diffusers import StableDiffusion3Pipeline
     from diffusers.utils import logging as of_diffusers
     from transformers.utils import logging as of_transformers
 
     for logging in (of_diffusers, of_transformers):
         logging.disable_progress_bar()
-        logging.set_verbosity_error()
+        logging.set_verbosity_error()  # before the pipeline's own import, which warns of image processors not needed
+    from diffusers import StableDiffusion3Pipeline
+
     pipeline = StableDiffusion3Pipeline.from_pretrained(path)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
