@@ -17,7 +17,7 @@ from miles_dmd.observe.progress import Progress
 from miles_dmd.observe.spans import SpanLog, time_metrics
 from miles_dmd.observe.summary import memory_rows, table, time_rows, write_summary
 from miles_dmd.observe.trackers import open_trackers
-from miles_dmd.plan import DistillationPlan, TrainerCounters
+from miles_dmd.plan import DistillationPlan, DistillationTrainerController, TrainerCounters
 from miles_dmd.version import VERSION
 
 
@@ -78,8 +78,9 @@ class Journal:
         self.progress.advance(row)
         return row
 
-    def finish(self, executor: GroupExecutor, counters: TrainerCounters) -> None:
+    def finish(self, executor: GroupExecutor, controller: DistillationTrainerController) -> None:
         """Curves, summary.json, and what the console shows last."""
+        counters = controller.counters
         self.progress.__exit__(None, None, None)
         rows = read_metrics(self.directory / "metrics.jsonl")
         if rows:
@@ -96,6 +97,7 @@ class Journal:
                 "version": VERSION,
                 "plan": {"name": self.plan.name, "fingerprint": self.plan.fingerprint},
                 "counters": dataclasses.asdict(counters),
+                "skipped_cycles": controller.skipped_cycles,
                 "policy_version": executor.policy_version,
                 "seconds": totals,
                 "peak_memory_bytes": peaks,

@@ -145,7 +145,7 @@ class DistillationTrainer:
                 saver.finish(controller.counters)
             self.stop.raise_if_requested()
             export_student(args, self.loss_type, executor, directory / "student")
-            journal.finish(executor, controller.counters)
+            journal.finish(executor, controller)
         return controller
 
     def _play(

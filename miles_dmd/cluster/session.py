@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shutil
+import signal
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import ray
+import ray._private.worker
 
 from miles_dmd.cluster.guardian import Guardian
 from miles_dmd.errors import ClusterError
 
-# Read by Ray when it is imported. A local cluster listens on loopback only, so its token file would protect nothing.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# Without it Ray replaces 127.0.0.1 by an address that others can reach, and listens on all; named after the two systems
-# on which Ray does so by itself. It concerns clusters that are started here, not those that are joined.
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-# Ray's default of 60 s is how long its agents and this driver would hang on to a cluster whose head is gone.
-os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
-
-import ray
+logger = logging.getLogger(__name__)
 
 LONGEST_TEMP = 20
 """Of a socket's path, 107 characters at most, Ray's own part takes the rest."""
@@ -75,7 +74,9 @@ def _local_cluster() -> Iterator[Session]:
     try:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        ray.init(address="local", include_dashboard=False, _temp_dir=str(directory), **quiet)
+        _hush()
+        with _same_handlers():
+            ray.init(address="local", include_dashboard=False, _temp_dir=str(directory), **quiet)
         session.processes = _servers()
         yield session
     finally:
@@ -85,6 +86,28 @@ def _local_cluster() -> Iterator[Session]:
         else:
             ray.shutdown()
             guardian.finish()
+        shutil.rmtree(directory, ignore_errors=True)  # what the driver wrote while it left
+
+
+def _hush() -> None:
+    """For every process that dies Ray prints a paragraph on standard output, and no setting keeps it from that."""
+
+    def to_log(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+        logger.debug("Ray: %s", " ".join(data["lines"]))
+
+    ray._private.worker.print_to_stdstream = to_log
+
+
+@contextlib.contextmanager
+def _same_handlers() -> Iterator[None]:
+    """Ray puts handlers of its own in the place of the program's, which end it with a stack trace on SIGTERM."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _servers() -> dict[int, str]:
@@ -108,8 +131,10 @@ def _lives(pid: int) -> bool:
 
 def _join(address: str) -> None:
     _knock(address)
+    _hush()
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        with _same_handlers():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ClusterError(_nobody(address, str(error).splitlines()[0])) from error
 

@@ -10,6 +10,7 @@ Knows no tensor, no Ray, no model, no recipe.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +18,8 @@ from miles_dmd.errors import PhaseError, PhaseReportError, PlanError, PlanTypeEr
 from miles_dmd.plan.frozen import count, instance
 from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.schedule import PhaseRequest, PhaseResult, TrainerCounters, UpdateCycle
+
+logger = logging.getLogger(__name__)
 
 Metrics = dict[str, tuple[dict[str, float], ...]]
 """phase kind -> the metrics of each of its steps, in order: K fake-score phases keep K losses."""
@@ -147,6 +150,10 @@ class DistillationTrainerController:
                 f"the {request.kind} phase after step {request.global_step} skipped its optimizer step on all ranks, "
                 "and the student of the same cycle has stepped already, which cannot be taken back"
             )
+        logger.warning(
+            "the %s phase after step %d skipped its optimizer step on all ranks; its cycle is given up (%d so far)",
+            request.kind, request.global_step, self.skipped_cycles,
+        )  # fmt: skip
         if self._skips_in_a_row > self.max_consecutive_skipped_cycles:
             raise PhaseReportError(
                 f"the {request.kind} phase after step {request.global_step} skipped its optimizer step on all ranks: "
