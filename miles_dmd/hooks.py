@@ -165,7 +165,7 @@ def describe(args: Any, loss_type: LossType, policy_version: int) -> Distillatio
     return Distillation(
         sigmas=sigma_grid(steps, args.shift),
         solver=args.solver,
-        teacher=args.teacher_path,
+        teacher=str(Path(args.teacher_path).resolve()),  # so that it is found from any directory
         policy_version=policy_version,
         student_call=student,
         teacher_call={**loss_type.teacher_sampling(args), **common},

@@ -87,4 +87,5 @@ class DenoisingBatch:
 
 
 def _take(cond: Cond | None, index: Tensor) -> Cond | None:
-    return None if cond is None else {name: value[index] for name, value in cond.items()}
+    # conditions stay on the CPU until the denoiser casts them, wherever the latents are
+    return None if cond is None else {name: value[index.to(value.device)] for name, value in cond.items()}

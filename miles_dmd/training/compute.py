@@ -36,6 +36,12 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
+def release_cached_memory() -> None:
+    """Give back what torch keeps of the device beside its live tensors: others share it. Nothing to do on a CPU."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def peak_memory_bytes(device: torch.device) -> int:
     """Of this process since its start: device memory on CUDA, resident memory on the CPU."""
     if device.type == "cuda":

@@ -89,8 +89,6 @@ class Trainer:
         network.requires_grad_(trains)
         if trains and self.args.gradient_checkpointing:
             network.enable_gradient_checkpointing()  # type: ignore[operator]
-            network.train()  # diffusers recomputes in training mode only; it changes nothing else in these networks
-        network.to(self.compute.device)
         return Denoiser(
             family.code(), shard(network, family.shard_blocks, self.mesh, self.compute.dtype), self.compute.dtype
         )
