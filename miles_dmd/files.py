@@ -20,7 +20,7 @@ def atomic_write_bytes(path: str | Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    fsync_directory(path.parent)
+    fsync_path(path.parent)
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:
@@ -36,9 +36,9 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def fsync_directory(directory: str | Path) -> None:
-    """A rename survives a power cut only once its folder is on the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def fsync_path(path: str | Path) -> None:
+    """Force a file, or the names in a folder, to the disk: a rename survives a power cut only once its folder is."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

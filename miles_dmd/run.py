@@ -19,7 +19,7 @@ from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
 from miles_dmd.config.cli import PROGRAM, parse_args
 from miles_dmd.config.resume import Resume, open_resume
-from miles_dmd.config.runs import claim_run_directory
+from miles_dmd.config.runs import claim_run_directory, occupied
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError, MilesDmdError, PlanError
@@ -118,7 +118,7 @@ class DistillationTrainer:
     ) -> DistillationTrainerController:
         self.directory = directory = claim_run_directory(args)
         done = 0 if resume is None else resume.manifest.cycle
-        with Journal(args, self.plan, directory, num_cycles, done) as journal:
+        with occupied(directory), Journal(args, self.plan, directory, num_cycles, done) as journal:
             executor = GroupExecutor(self.plan, self.loss_type, groups, rollouts, journal.spans)
             grids = SampleGrids(args, prompts.texts, directory / "samples", journal.note)
             best = KeepBest(args, self.loss_type, directory / "student_best")

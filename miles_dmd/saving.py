@@ -26,7 +26,7 @@ from miles_dmd.config.changes import recorded_arguments
 from miles_dmd.config.resume import FORMAT, Resume
 from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.files import write_synced
+from miles_dmd.files import fsync_path, write_synced
 from miles_dmd.plan import DistillationTrainerController, TrainerCounters
 from miles_dmd.plan.frozen import plain
 from miles_dmd.prompts import PromptSource
@@ -51,6 +51,8 @@ class CheckpointSaver:
         resume: Resume | None = None,
     ) -> None:
         self.args, self.executor, self.batches, self.prompts = args, executor, batches, prompts
+        directory = directory.resolve()  # workers may have another current directory
+        self.metrics = directory / "metrics.jsonl"
         self.store = CheckpointStore(directory / FOLDER, args.keep_checkpoints)
         continued = resume is not None and resume.directory.parent == self.store.directory
         self.run = resume.manifest.run if resume is not None and continued else secrets.token_hex(8)
@@ -109,6 +111,8 @@ class CheckpointSaver:
             for path, content in documents.items():
                 write_synced(staging / path, json.dumps(content, indent=1, allow_nan=False).encode())
                 written.append(entry_of(staging / path, staging))
+            if self.metrics.exists():
+                fsync_path(self.metrics)
             write_manifest(staging, with_entries(self._manifest(counters), written))
 
     def _driver(self, counters: TrainerCounters) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from miles_dmd.checkpoint import manifest
 from miles_dmd.errors import CheckpointError
-from miles_dmd.files import atomic_write_text, fsync_directory
+from miles_dmd.files import atomic_write_text, fsync_path
 
 FOLDER = "checkpoints"
 POINTER = "latest"
@@ -48,11 +48,11 @@ class CheckpointStore:
             yield staging
             _require_manifest(staging)
             for folder in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
-                fsync_directory(folder)
+                fsync_path(folder)
             staging.rename(target)  # refused by the system where ``target`` has appeared with something in it
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        fsync_directory(self.directory)
+        fsync_path(self.directory)
         atomic_write_text(self.directory / POINTER, target.name + "\n")
         self._prune()
 

@@ -40,6 +40,11 @@ def require_pipeline(directory: Path, pipeline: str, components: Sequence[str]) 
     index = read_json(directory / "model_index.json")
     if index.get("_class_name") != pipeline:
         raise ConfigError(f"is a {index.get('_class_name')}, not a {pipeline}; name one, or another --model-family")
+    for name, entry in index.items():
+        if isinstance(entry, list):
+            _require_inside(name, directory / "model_index.json")
+            for weights in sorted((directory / name).glob("*.index.json")):
+                weight_names(weights)
     for name in components:
         entry = index.get(name)
         if not isinstance(entry, list) or not entry or entry[0] is None:
@@ -60,10 +65,23 @@ def weight_files(directory: Path) -> list[Path]:
     index = directory / f"{WEIGHTS}.index.json"
     if not index.is_file():
         return [directory / WEIGHTS]
+    return [directory / name for name in weight_names(index)]
+
+
+def weight_names(index: Path) -> list[str]:
+    """The files that an index names, beside it. Raises ConfigError for one that leaves its directory."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise ConfigError(f"{index} names no weight files")
-    return [directory / name for name in sorted(set(names.values()))]
+    files = sorted(set(map(str, names.values())))
+    for name in files:
+        _require_inside(name, index)
+    return files
+
+
+def _require_inside(name: str, document: Path) -> None:
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        raise ConfigError(f"{document} names {name!r}, which is not beside it; it is not read")
 
 
 def safetensors_parameters(directory: Path) -> int | None:

@@ -1,12 +1,19 @@
 """Where a run leaves its files: a directory that no other run has."""
 
+import contextlib
+import fcntl
 import itertools
+import logging
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from miles_dmd.checkpoint.store import find_checkpoint, run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 ENTRIES = (
     "student", "student_best", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard",
@@ -39,18 +46,38 @@ def fresh_run_directory(root: Path, preset: str) -> Path:
 
 def claim_run_directory(args: Args) -> Path:
     """The directory that the run may write to: ``--save``, emptied of an older run with --overwrite, or a fresh one;
-    left as it is where --load goes on from a checkpoint in it. Absolute, because workers may have another home.
+    left as it is where --load goes on from a checkpoint in it.
 
     Raises ConfigError where --save holds another run.
     """
     if args.save is None:
-        return fresh_run_directory(Path("runs"), preset_name(args)).resolve()
+        return fresh_run_directory(Path("runs"), preset_name(args))
     check_save(args)
-    directory = Path(args.save).resolve()
+    directory = Path(args.save)
     directory.mkdir(parents=True, exist_ok=True)
-    for name in () if continues(args) else ENTRIES:
-        _remove(directory / name)
+    with occupied(directory):
+        for name in () if continues(args) else ENTRIES:
+            _remove(directory / name)
     return directory
+
+
+@contextlib.contextmanager
+def occupied(directory: Path) -> Iterator[None]:
+    """``directory`` belongs to this process until the block ends, or the process does. Raises ConfigError.
+
+    A lock on the directory itself: two runs that go on from one checkpoint would write over each other.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"--save {directory}: another run writes to it; end that one, or name another") from None
+    except OSError as error:  # a file system without locks
+        logger.warning("%s cannot be locked against a second run (%s)", directory, error.strerror)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def continues(args: Args) -> bool:

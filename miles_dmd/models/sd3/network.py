@@ -46,7 +46,7 @@ def encode_prompts(
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     pipeline = StableDiffusion3Pipeline.from_pretrained(
-        str(checkpoint), transformer=None, vae=None, dtype=dtype, local_files_only=True
+        str(checkpoint), transformer=None, vae=None, dtype=dtype, local_files_only=True, use_safetensors=True
     ).to(device)
     pipeline.set_progress_bar_config(disable=True)
     rows = []
@@ -65,7 +65,9 @@ def encode_prompts(
 def open_decoder(checkpoint: Path) -> Callable[[Tensor], Tensor]:
     from diffusers import AutoencoderKL
 
-    vae = AutoencoderKL.from_pretrained(str(checkpoint), subfolder="vae", local_files_only=True).eval()
+    vae = AutoencoderKL.from_pretrained(
+        str(checkpoint), subfolder="vae", local_files_only=True, use_safetensors=True
+    ).eval()
 
     @torch.no_grad()
     def decode(latents: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from miles_dmd.config.checkpoints import WEIGHTS, require_weights, safetensors_parameters
+from miles_dmd.config.checkpoints import WEIGHTS, require_pipeline, require_weights, safetensors_parameters
 from miles_dmd.errors import ConfigError
 
 
@@ -48,3 +48,25 @@ def test_an_index_without_files_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="names no weight files"):
         safetensors_parameters(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "a\\b", ""])
+def test_an_index_that_leaves_its_directory_is_refused(tmp_path, name):
+    (tmp_path / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+
+    with pytest.raises(ConfigError, match="which is not beside it; it is not read"):
+        safetensors_parameters(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model_index.json", {"_class_name": "StableDiffusion3Pipeline", "../../elsewhere": ["diffusers", "Class"]}),
+        ("text_encoder_3/model.safetensors.index.json", {"weight_map": {"a": "../../secret.safetensors"}}),
+    ],
+)
+def test_a_pipeline_that_leaves_its_directory_is_refused(configuration_only, file, content):
+    (configuration_only / file).write_text(json.dumps(content))
+
+    with pytest.raises(ConfigError, match="which is not beside it; it is not read"):
+        require_pipeline(configuration_only, "StableDiffusion3Pipeline", ("transformer",))

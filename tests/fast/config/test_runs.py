@@ -1,11 +1,20 @@
 """Does a run get a directory that no other run has, and is nothing of another run lost unasked?"""
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from miles_dmd.config.args import Args
-from miles_dmd.config.runs import check_save, claim_run_directory, fresh_run_directory, holds_run, preset_name
+from miles_dmd.config.runs import (
+    check_save,
+    claim_run_directory,
+    fresh_run_directory,
+    holds_run,
+    occupied,
+    preset_name,
+)
 from miles_dmd.errors import ConfigError
 
 
@@ -83,3 +92,20 @@ def test_checking_writes_nothing(tmp_path):
     check_save(Args(save=str(tmp_path / "a")))
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_never_write_to_one_directory(tmp_path):
+    """Two that go on from the same checkpoint, say."""
+    with occupied(tmp_path), pytest.raises(ConfigError, match=f"--save {tmp_path}: another run writes to it"):
+        claim_run_directory(Args(save=str(tmp_path), overwrite=True))
+
+    assert claim_run_directory(Args(save=str(tmp_path))) == tmp_path
+
+
+def test_directory_is_free_again_when_its_run_is_gone(tmp_path):
+    code = "import sys, os; from pathlib import Path; from miles_dmd.config.runs import occupied\n"
+    code += "with occupied(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+
+    with occupied(tmp_path):
+        assert list(tmp_path.iterdir()) == []
