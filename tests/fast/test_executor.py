@@ -66,7 +66,9 @@ class CountingRollouts:
         return [BatchHandle(tuple(r.sample_id for r in batch), 0, ()) for batch in batches]
 
 
-@pytest.mark.parametrize(("ratio", "warmup", "calls"), [(2, 0, [1, 3, 3, 2]), (3, 1, [4, 4, 4, 3]), (1, 2, [1, 2, 2, 2, 1])])
+@pytest.mark.parametrize(
+    ("ratio", "warmup", "calls"), [(2, 0, [1, 3, 3, 2]), (3, 1, [4, 4, 4, 3]), (1, 2, [1, 2, 2, 2, 1])]
+)
 def test_engine_is_called_once_after_each_student_update(ratio, warmup, calls):
     """One call samples all fake-score batches of a cycle and the next student batch; none is drawn past the end."""
     config = {"model_path": "/m", "fake_update_ratio": ratio, "fake_warmup_cycles": warmup}

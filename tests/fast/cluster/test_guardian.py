@@ -1,0 +1,115 @@
+"""The guardian ends what its driver started, and nothing else."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from miles_dmd.cluster import guardian
+from miles_dmd.cluster.guardian import Guardian, members
+
+CLUSTER = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+DRIVER = """
+import subprocess, sys, time
+from pathlib import Path
+from miles_dmd.cluster.guardian import Guardian
+directory = Path(sys.argv[1])
+guardian = Guardian(directory)
+server = subprocess.Popen([sys.executable, "-c", sys.argv[2], str(directory)], start_new_session=True)
+print(server.pid, guardian._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def lives(pid):
+    return guardian._status(Path(f"/proc/{pid}")) is not None
+
+
+def wait_until(condition, seconds=10.0):
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.fixture
+def directory(tmp_path):
+    path = tmp_path / "mdmd-test"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def server(directory):
+    """A process that has ``directory`` among its arguments, and a child that has not."""
+    process = subprocess.Popen([sys.executable, "-c", CLUSTER, str(directory)])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_members_are_those_that_name_the_directory_and_their_descendants(directory, server):
+    assert wait_until(lambda: len(members(str(directory), {})) == 2)
+
+    found = members(str(directory), {})
+
+    assert server.pid in found
+    assert os.getpid() not in found
+
+
+def test_descendant_is_known_after_its_parent_has_gone(directory, server):
+    wait_until(lambda: len(members(str(directory), {})) == 2)
+    known = members(str(directory), {})
+    (child,) = known.keys() - {server.pid}
+
+    server.kill()
+    server.wait()
+
+    assert members(str(directory), {}) == {}
+    assert members(str(directory), known).keys() == {child}
+    os.kill(child, signal.SIGKILL)
+
+
+def test_process_id_that_is_used_again_is_another_process(directory):
+    own_child = subprocess.Popen(["sleep", "60"])
+
+    found = members(str(directory), {own_child.pid: "1"})
+
+    own_child.kill()
+    own_child.wait()
+    assert found == {}
+
+
+def test_finish_ends_everything_and_removes_the_directory(directory, server):
+    (directory / "socket").touch()
+    started = Guardian(directory)
+    wait_until(lambda: len(members(str(directory), {})) == 3)
+
+    started.finish()
+
+    assert server.wait(timeout=5) == -signal.SIGKILL
+    assert not directory.exists()
+    assert members(str(directory), {}) == {}
+
+
+def test_killed_driver_leaves_nothing(directory):
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(directory), CLUSTER], stdout=subprocess.PIPE, text=True
+    )
+    server, guard = map(int, driver.stdout.readline().split())
+    bystander = subprocess.Popen(["sleep", "60"])
+    wait_until(lambda: len(members(str(directory), {})) >= 3)
+    time.sleep(guardian.SCAN_SECONDS + 0.2)
+
+    driver.kill()
+    driver.wait()
+
+    assert wait_until(lambda: not lives(server) and not lives(guard))
+    assert not directory.exists()
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()

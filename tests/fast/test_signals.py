@@ -1,0 +1,88 @@
+"""The first signal asks, the second one ends."""
+
+import contextlib
+import os
+import signal
+import threading
+
+import pytest
+
+from miles_dmd import signals
+from miles_dmd.signals import Stopped, StopRequest, listening
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_is_raised_where_the_run_stands(number, code):
+    request = StopRequest()
+
+    with pytest.raises(Stopped, match=number.name) as stopped, listening(request):
+        os.kill(os.getpid(), number)
+
+    assert stopped.value.exit_code == code
+    assert request.requested
+
+
+def test_run_that_can_save_is_only_asked(capfd):
+    request = StopRequest()
+
+    with listening(request), request.finishing_cycles():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        request.raise_if_requested()
+    assert capfd.readouterr().err == (
+        "SIGTERM: finishing the running cycle to save it; a second signal leaves at once\n"
+    )
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_leaves_at_once(monkeypatch, second):
+    class Left(Exception):
+        pass
+
+    def leave(code):
+        raise Left(code)
+
+    monkeypatch.setattr(signals.os, "_exit", leave)
+    request = StopRequest()
+    request.signal = signal.SIGTERM
+
+    with pytest.raises(Left, match=str(128 + second)), listening(request):
+        os.kill(os.getpid(), second)
+
+
+def test_signal_that_nobody_heard_still_counts_before_the_first_cycle():
+    """Raised within a callback of a library, an exception may be lost."""
+    request = StopRequest()
+    with listening(request), contextlib.suppress(Stopped):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Stopped), request.finishing_cycles():
+        pytest.fail("a cycle began")
+
+
+def test_handlers_of_before_are_back_after():
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
+
+    with listening(StopRequest()):
+        within = [signal.getsignal(number) for number in signals.SIGNALS]
+
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
+    assert within != before
+
+
+def test_other_threads_are_left_alone():
+    failures = []
+
+    def run():
+        try:
+            with listening(StopRequest()):
+                pass
+        except ValueError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+    assert failures == []
