@@ -118,6 +118,8 @@ def started(
             server.wait()
         worker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=[s.url for s in servers])
         stack.callback(worker.close)
+        for note in worker.engine.notes:
+            print(note, flush=True)
         yield groups, LocalRollouts(worker)
 
 

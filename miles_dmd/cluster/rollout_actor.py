@@ -28,10 +28,12 @@ class RolloutActor(Watched):
     def encode(self, args: Any, device: str, texts: Sequence[str]) -> str:
         """Path of the prompts' table. Encoders are loaded and dropped here, before anything else needs the memory."""
         from miles_dmd.network.conditions import ensure_table
-        from miles_dmd.training.compute import choose_compute, set_threads
+        from miles_dmd.training.compute import choose_compute, release_cached_memory, set_threads
 
         set_threads(args.cpu_threads)
-        return str(ensure_table(args, texts, choose_compute(device, args.compute_dtype).device))
+        table = ensure_table(args, texts, choose_compute(device, args.compute_dtype).device)
+        release_cached_memory()
+        return str(table)
 
     def build(self, args: Any, device: str, prompt_table: str, texts: Sequence[str], servers: Sequence[str]) -> None:
         from miles_dmd.network.conditions import PromptTable
@@ -54,6 +56,9 @@ class RolloutActor(Watched):
 
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
         return [_handle(chunks) for chunks in self.worker.load_batches(paths, num_chunks)]
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self.worker.engine.notes)
 
     def sleep(self) -> None:
         self.worker.sleep()
@@ -106,6 +111,9 @@ class RayRollouts:
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
         handles: list[BatchHandle] = self._call("sampling", "generate", batches, num_chunks)
         return handles
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._call("introducing itself", "notes"))
 
     def sleep(self) -> None:
         self._call("going to sleep", "sleep")

@@ -55,13 +55,16 @@ def started(
                 groups[name] = RayTrainerGroup(name, size, placement, supervisor)
                 processes.append(groups[name])
             table = rollouts.encode(args, placement.device, texts)
-            for server in servers:
-                supervisor.gather(server.wait(), "starting")
-            calls = rollouts.build(args, placement.device, table, texts, [server.url for server in servers])
+            calls: dict[str, Any] = {}
             for name, group in groups.items():
                 parts = {"plan": plan, "loss_type": loss_type, "prompt_table": table, "horizon": horizons.get(name, 0)}
                 calls |= group.build(group_args[name], placement.device, **parts)
+            for server in servers:
+                supervisor.gather(server.wait(), "starting")
+            calls |= rollouts.build(args, placement.device, table, texts, [server.url for server in servers])
             supervisor.gather(calls, "loading models")
+            for note in rollouts.notes():
+                print(note, flush=True)
             yield groups, rollouts
         finally:
             if not session.died():  # Ray would not answer

@@ -60,6 +60,11 @@ class Server(Protocol):
 
 
 class RolloutEngine(Protocol):
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a user should be told of it, once, when the run starts."""
+        ...
+
     def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
         """Sample until each request's stop step, in the order of the requests. Safe to repeat: it changes nothing."""
         ...

@@ -23,8 +23,14 @@ class Layout:
     from_disk: str = f"{_RUNTIME}.post_training.weights_updater.WeightsUpdater.update_weights_from_disk"
 
     @property
+    def noise(self) -> str:
+        """Where the step draws."""
+        return f"{self.step.rpartition('.')[0]}._rollout_variance_noise"
+
+    @property
     def targets(self) -> tuple[str, ...]:
-        return self.step, self.prepare, self.forward, self.decode, self.checksum, self.from_tensor, self.from_disk
+        stopping = (self.step, self.noise, self.prepare, self.forward, self.decode)
+        return *stopping, self.checksum, self.from_tensor, self.from_disk
 
 
 CONTROLLER = Layout(

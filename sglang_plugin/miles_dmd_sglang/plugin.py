@@ -13,6 +13,7 @@ def register() -> None:
     HookRegistry.register(layout.prepare, stop.before_loop, HookType.BEFORE)
     for target, hook in (
         (layout.step, stop.around_step),
+        (layout.noise, stop.around_noise),
         (layout.decode, stop.around_decode),
         (layout.forward, counters.around_forward),
         (layout.from_tensor, counters.around_update),

@@ -55,6 +55,22 @@ def _log_probability_of_nothing(owner: Any, batch: Any, sample: Any) -> None:
     record(*((batch,) if takes_batch else ()), zero, one)
 
 
+def around_noise(original: Callable[..., Any], owner: Any, batch: Any, model_output: Any, *args: Any) -> Any:
+    """A generator on the CPU draws for a network that is not: sglang itself would hand it a buffer on the device.
+
+    So a seed means the same noise whatever the server runs on.
+    """
+    generator = args[0] if args else owner.generator
+    source = (generator[0] if isinstance(generator, list) else generator).device
+    device = model_output.device
+    if source.type == device.type:
+        return original(owner, batch, model_output, *args)
+    noise = original(owner, batch, model_output.new_empty(model_output.shape, device=source), *args)
+    drawn = owner if hasattr(owner, "noise_buffer") else owner._get_rollout_session_data(batch)
+    drawn.noise_buffer = drawn.noise_buffer.to(device)  # log-probabilities are computed from it, on the device
+    return noise.to(device)
+
+
 def around_decode(original: Callable[..., Any], stage: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """A stopped request has no image: a receipt goes in its place."""
     if requested(batch) is None:

@@ -19,10 +19,12 @@ from miles_dmd.network.few_step import Stopped, sample_until
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.plan.grid import sigma_grid
 from miles_dmd.plan.partition import micro_batches
-from miles_dmd.training.compute import Compute
+from miles_dmd.training.compute import Compute, release_cached_memory
 
 
 class InProcessEngine:
+    notes: Sequence[str] = ()
+
     def __init__(
         self,
         model: Denoiser,
@@ -93,6 +95,7 @@ class InProcessEngine:
 
     def sleep(self) -> None:
         self.model.network.to("cpu")
+        release_cached_memory()
         self.asleep = True
 
     def wake(self) -> None:

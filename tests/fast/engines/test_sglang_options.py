@@ -1,0 +1,123 @@
+"""What is refused before anything starts, and what the servers that the run starts are told."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from miles_dmd.config.cli import parse_args
+from miles_dmd.engines.sglang.families import served
+from miles_dmd.engines.sglang.launch import ManagedServer, command, environment, free_port, serve
+from miles_dmd.engines.sglang.schedule import scheduler_directory
+from miles_dmd.errors import ConfigError, EngineError
+
+URL = ("--sglang-url", "http://127.0.0.1:30000")
+
+
+def sglang(make_args, *more):
+    return make_args("--rollout-engine", "sglang", *more)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ((), "--rollout-engine sglang needs --sglang-python"),
+        (("--sglang-url", "127.0.0.1:30000"), "--sglang-url 127.0.0.1:30000 is no address"),
+        (("--sglang-url", "http://"), "--sglang-url http:// is no address"),
+        (("--sglang-python", "/no/python"), "--sglang-python /no/python: there is no such program"),
+        ((*URL, "--sglang-python", sys.executable), "is for servers that the run starts"),
+        ((*URL, "--num-sglang-servers", "2"), "--num-sglang-servers 2 is for servers that the run starts"),
+        (("--sglang-python", sys.executable, "--sglang-args", "--a 'b"), '--sglang-args "--a \'b" cannot be read'),
+        ((*URL, "--max-sequence-length", "64"), "--max-sequence-length 64: SGLang gives all text encoders"),
+        ((*URL, "--sglang-timeout", "0"), "--sglang-timeout 0.0 must be"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(make_args, more, message):
+    with pytest.raises(ConfigError) as error:
+        sglang(make_args, *more)
+
+    assert str(error.value).startswith(message) or message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_flag_of_another_engine_is_named(flags):
+    with pytest.raises(ConfigError, match="--sglang-url http://a is a flag of --rollout-engine 'sglang'"):
+        parse_args(flags("--sglang-url", "http://a"))
+
+
+def test_several_servers_are_attached_to(make_args):
+    args = sglang(make_args, "--sglang-url", "http://a:1", "http://b:2")
+
+    assert args.engine_options.sglang_url == ("http://a:1", "http://b:2")
+
+
+def test_family_that_was_not_tried_is_refused():
+    with pytest.raises(ConfigError, match="samples from sd3, not from --model-family wan"):
+        served("wan")
+
+
+def test_real_sd35_is_sent_no_text_length_and_the_digits_theirs(configuration_only, teacher):
+    text_length = served("sd3").text_length
+
+    assert text_length(configuration_only, None) is None
+    assert text_length(configuration_only, 256) is None
+    assert text_length(configuration_only, 77) == 77
+    assert text_length(teacher, None) == 12
+    with pytest.raises(ConfigError, match=r"--max-sequence-length 128: .* pass 77 or 256"):
+        text_length(configuration_only, 128)
+
+
+def test_scheduler_asks_for_the_grid_before_one_shift(make_args, tmp_path):
+    args = sglang(make_args, *URL, "--shift", "2.5", "--cache-dir", str(tmp_path))
+
+    directory = scheduler_directory(args)
+
+    content = json.loads((directory / "scheduler_config.json").read_text())
+    assert (content["use_uniform_sigmas"], content["shift"], directory.name) == (True, 2.5, "scheduler")
+
+
+def test_command_names_all_that_samples_depend_on(make_args, teacher):
+    more = ("--sglang-args", "--tp-size 2", "--compute-dtype", "bf16")
+    args = sglang(make_args, "--sglang-python", sys.executable, *more)
+
+    words = command(args, host="127.0.0.1", port=7)
+
+    assert words[:4] == [sys.executable, "-m", "miles_dmd_sglang.serve", "--die-with-stdin"]
+    assert words[-2:] == ["--tp-size", "2"]
+    text = " ".join(words)
+    assert f"--model-path {teacher.resolve()} --model-id stable-diffusion-3.5-medium" in text
+    for part in ("--dit-precision bf16", "--host 127.0.0.1 --port 7", "--text-encoder-precisions bf16 bf16 bf16"):
+        assert part in text
+
+
+def test_environment_hides_our_packages(make_args, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+
+    env = environment(sglang(make_args, *URL), device="cpu", host="127.0.0.1")
+
+    assert "PYTHONPATH" not in env
+    assert (env["HF_HUB_OFFLINE"], env["GLOO_SOCKET_IFNAME"], env["OMP_NUM_THREADS"]) == ("1", "lo", "1")
+
+
+def test_server_that_ends_at_once_is_told_with_its_last_words(make_args, tmp_path):
+    """This Python has no sglang plugin: what a wrong --sglang-python looks like."""
+    args = sglang(make_args, "--sglang-python", sys.executable, "--sglang-log-dir", str(tmp_path))
+    server = serve(args, device="cpu", number=0, host="127.0.0.1")
+
+    with pytest.raises(EngineError, match=r"status 1: .*No module named .*miles_dmd_sglang.* \(log: ") as error:
+        server.wait()
+
+    server.close()
+    assert str(tmp_path) in str(error.value)
+
+
+def test_server_that_never_answers_is_given_up_and_ended(tmp_path):
+    command = [sys.executable, "-c", "import sys; print('loading', flush=True); sys.stdin.read()"]
+    server = ManagedServer(command, f"http://127.0.0.1:{free_port('127.0.0.1')}", tmp_path / "log", os.environ, 1.0)
+
+    with pytest.raises(EngineError, match="did not answer within --sglang-start-timeout 1 s: loading"):
+        server.wait()
+
+    server.close()
+    assert server.process.returncode == 0

@@ -1,0 +1,63 @@
+"""The launcher ends with whoever holds its standard input; what it runs is a stand-in for the server."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PLUGIN = Path(__file__).parents[3] / "sglang_plugin"
+SERVER = """
+import os, subprocess, sys, types
+sys.path.insert(0, {plugin!r})
+sys.modules["miles_dmd_sglang.without_cuda"] = types.SimpleNamespace(prepare=lambda: None)
+from miles_dmd_sglang import serve
+serve.die_with_stdin()
+child = subprocess.Popen(["sleep", "600"])
+print(os.getpid(), child.pid, flush=True)
+child.wait()
+"""
+PARENT = """
+import subprocess, sys
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+server = subprocess.Popen([sys.executable, "-c", sys.argv[1]], **pipes)
+print(server.stdout.readline(), flush=True)
+server.wait()
+"""
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_server_and_its_children_end_when_their_parent_is_killed():
+    code = SERVER.format(plugin=str(PLUGIN))
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True)
+    pids = list(map(int, parent.stdout.readline().split()))
+    assert all(map(alive, pids))
+
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+
+    limit = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+def test_flag_that_an_older_release_lacks_is_left_out(monkeypatch):
+    monkeypatch.syspath_prepend(PLUGIN)
+    monkeypatch.setitem(sys.modules, "miles_dmd_sglang.without_cuda", type("Nothing", (), {"prepare": lambda: None}))
+    sys.modules.pop("miles_dmd_sglang.serve", None)
+    from miles_dmd_sglang import serve
+
+    words = ["--port", "1", "--sleep-on-idle"]
+
+    monkeypatch.setattr(serve, "version", lambda _: "0.5.22")
+    assert serve.known_flags(words) == words[:2]
+    monkeypatch.setattr(serve, "version", lambda _: "0.5.23")
+    assert serve.known_flags(words) == words
