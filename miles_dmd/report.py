@@ -135,12 +135,15 @@ def placement_table(run: Run) -> Table:
     if run.args.local:
         return Table("Placement", [("--local", f"everything in this process; {device}")])
     ranks = {group: own.num_trainer_ranks for group, own in run.trainers.items()}
+    servers = registry.load("engines", run.args.rollout_engine).num_servers(run.args)
     rows = [("bundle", "a rank of each")]
     for bundle in _distinct_bundles(ranks):
         occupants = [group for group, count in ranks.items() if bundle[0] < count]
         name = str(bundle[0]) if len(bundle) == 1 else f"{bundle[0]}..{bundle[-1]}"
         rows.append((name, ", ".join([*occupants, *(["rollout"] if bundle[0] == 0 else [])])))
-    share = f"1/{len(ranks) + 1}"
+    if servers:
+        rows.append(("all in turn", _counted(servers, "rollout server")))
+    share = f"1/{len(ranks) + 1 + math.ceil(servers / max(ranks.values()))}"
     return Table("Placement", rows, f"one device a bundle ({device}), {share} of it asked for by each occupant")
 
 

@@ -7,6 +7,7 @@ from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.errors import EngineError
 
 ENGINES = ["inprocess", pytest.param("sglang", marks=pytest.mark.long)]
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the server
 SOLVERS = ["renoise", "euler"]
 STEPS = 4
 TOLERANCE = 1e-4

@@ -18,9 +18,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
 FOREIGN = (
     {"--help", "--name", "--no-name", "--flag"},
-    {"--local-dir", "--exclude", "--include", "--content", "--draft", "--tp-size"},
+    {"--local-dir", "--exclude", "--include", "--content", "--draft"},
+    {"--tp-size", "--model-path", "--model-id", "--component-paths", "--host", "--port", "--warmup-mode", "--no-deps"},
 )
-"""Placeholders and what argparse adds; flags of `hf`, `towncrier` and `sglang serve`."""
+"""Placeholders and what argparse adds; flags of `hf`, `towncrier`, `sglang serve` and `pip`."""
 SMALLEST = {
     "--local": None, "--device": "cpu", "--num-rollout": "1", "--rollout-batch-size": "4", "--micro-batch-size": "4",
     "--fake-update-ratio": "1", "--sample-prompts": "1",

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,26 +70,28 @@ class ManagedServer:
 
 def serve(args: Any, *, device: str, number: int, host: str) -> ManagedServer:
     options = args.engine_options
-    port = free_port(host)
+    ports = free_ports(host, 3)
     folder = Path(options.sglang_log_dir or Path(args.cache_dir) / "sglang" / "logs").expanduser()
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-server{number}.log"
     address = host if ":" not in host else f"[{host}]"
     return ManagedServer(
-        command(args, host=host, port=port),
-        f"http://{address}:{port}",
+        command(args, host=host, ports=ports),
+        f"http://{address}:{ports[0]}",
         log,
         environment(args, device=device, host=host),
         options.sglang_start_timeout,
     )
 
 
-def command(args: Any, *, host: str, port: int) -> list[str]:
+def command(args: Any, *, host: str, ports: Sequence[int]) -> list[str]:
+    """``ports``: for HTTP, and two of the server's own, which two servers that start together would both take."""
+    port, scheduler, master = map(str, ports)
     options, family = args.engine_options, served(args.model_family)
     return [
         *(options.sglang_python, "-m", "miles_dmd_sglang.serve", "--die-with-stdin"),
         *("--model-path", str(Path(args.hf_checkpoint).resolve()), "--model-id", family.model_id),
         *("--component-paths.scheduler", str(scheduler_directory(args).resolve())),
-        *("--host", host, "--port", str(port)),
+        *("--host", host, "--port", port, "--scheduler-port", scheduler, "--master-port", master),
         *("--warmup-mode", "off", "--sleep-on-idle"),  # an idle server keeps a core busy otherwise
         *("--dit-precision", args.compute_dtype, "--vae-precision", "fp32"),
         *("--text-encoder-precisions", *[args.compute_dtype] * family.num_text_encoders),
@@ -107,7 +109,11 @@ def environment(args: Any, *, device: str, host: str) -> dict[str, str]:
     return env
 
 
-def free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def free_ports(host: str, count: int) -> list[int]:
+    """Different ones: all are held until the last is found."""
+    with contextlib.ExitStack() as stack:
+        kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+        probes = [stack.enter_context(socket.socket(kind)) for _ in range(count)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

@@ -8,7 +8,7 @@ import pytest
 
 from miles_dmd.config.cli import parse_args
 from miles_dmd.engines.sglang.families import served
-from miles_dmd.engines.sglang.launch import ManagedServer, command, environment, free_port, serve
+from miles_dmd.engines.sglang.launch import ManagedServer, command, environment, free_ports, serve
 from miles_dmd.engines.sglang.schedule import scheduler_directory
 from miles_dmd.errors import ConfigError, EngineError
 
@@ -81,14 +81,15 @@ def test_command_names_all_that_samples_depend_on(make_args, teacher):
     more = ("--sglang-args", "--tp-size 2", "--compute-dtype", "bf16")
     args = sglang(make_args, "--sglang-python", sys.executable, *more)
 
-    words = command(args, host="127.0.0.1", port=7)
+    words = command(args, host="127.0.0.1", ports=(7, 8, 9))
 
     assert words[:4] == [sys.executable, "-m", "miles_dmd_sglang.serve", "--die-with-stdin"]
     assert words[-2:] == ["--tp-size", "2"]
     text = " ".join(words)
     assert f"--model-path {teacher.resolve()} --model-id stable-diffusion-3.5-medium" in text
-    for part in ("--dit-precision bf16", "--host 127.0.0.1 --port 7", "--text-encoder-precisions bf16 bf16 bf16"):
-        assert part in text
+    assert "--host 127.0.0.1 --port 7 --scheduler-port 8 --master-port 9" in text
+    assert "--dit-precision bf16" in text
+    assert "--text-encoder-precisions bf16 bf16 bf16" in text
 
 
 def test_environment_hides_our_packages(make_args, monkeypatch):
@@ -114,7 +115,8 @@ def test_server_that_ends_at_once_is_told_with_its_last_words(make_args, tmp_pat
 
 def test_server_that_never_answers_is_given_up_and_ended(tmp_path):
     command = [sys.executable, "-c", "import sys; print('loading', flush=True); sys.stdin.read()"]
-    server = ManagedServer(command, f"http://127.0.0.1:{free_port('127.0.0.1')}", tmp_path / "log", os.environ, 1.0)
+    (port,) = free_ports("127.0.0.1", 1)
+    server = ManagedServer(command, f"http://127.0.0.1:{port}", tmp_path / "log", os.environ, 1.0)
 
     with pytest.raises(EngineError, match="did not answer within --sglang-start-timeout 1 s: loading"):
         server.wait()

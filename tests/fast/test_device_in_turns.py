@@ -1,0 +1,81 @@
+"""Rollout engine and trainers share a device: the engine sleeps while they compute, and wakes once a cycle."""
+
+from types import SimpleNamespace
+
+from miles_dmd.batches import RolloutBatches
+from miles_dmd.contracts.reports import TrainReport
+from miles_dmd.executor import GroupExecutor
+from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
+from miles_dmd.observe.spans import SpanLog
+from miles_dmd.plan import DistillationTrainerController, build_plan, requests_until_student_update
+from miles_dmd.prompts import PromptSource
+
+
+class Engine:
+    """Refuses to sample or to take weights in its sleep, as real ones do, and remembers what it was asked."""
+
+    def __init__(self):
+        self.awake, self.version, self.log = True, 0, []
+
+    def sleep(self):
+        assert self.awake
+        self.awake = False
+        self.log.append("sleep")
+
+    def wake(self):
+        assert not self.awake
+        self.awake = True
+        self.log.append("wake")
+
+    def generate(self, batches, num_chunks):
+        assert self.awake
+        self.log.append("generate")
+        return [BatchHandle(tuple(r.sample_id for r in batch), self.version, ()) for batch in batches]
+
+    def update_weights(self, weights, version):
+        assert self.awake
+        self.version = version
+        self.log.append("weights")
+
+
+class Group:
+    """A trainer that cannot have the device while the engine is awake."""
+
+    size = 1
+
+    def __init__(self, name, engine):
+        self.name, self.engine = name, engine
+
+    def train(self, batch, scores):
+        assert not self.engine.awake
+        self.engine.log.append(f"{self.name} train")
+        return [TrainReport(num_samples=4, metrics={"loss": 1.0})]
+
+    def score(self, batch):
+        assert not self.engine.awake
+        self.engine.log.append("score")
+        return ScoreHandle(self.name, ())
+
+    def weights(self, averaged):
+        return WeightHandle(())
+
+
+def test_engine_sleeps_while_trainers_compute_and_wakes_once_a_cycle():
+    config = {"model_path": "/m", "fake_update_ratio": 2, "role_storage": "actor_critic"}
+    plan = build_plan("dmd2", config, {"distribution_matching"})
+    engine = Engine()
+    groups = {name: Group(name, engine) for name in plan.groups}
+    loss_type = SimpleNamespace(needs={"student": {"critic": ()}})
+    executor = GroupExecutor(plan, loss_type, groups, engine, SpanLog())
+    args = SimpleNamespace(rollout_batch_size=4, stop_step_policy="stratified", num_inference_steps=4, seed=7)
+    prompts = PromptSource(["a", "b"], 7)
+    ahead = lambda request: requests_until_student_update(  # noqa: E731
+        plan.update_schedule, controller.counters, request, 2
+    )
+    controller = DistillationTrainerController(plan, RolloutBatches(args, prompts, executor, ahead), executor)
+
+    controller.run(2)
+
+    cycle = ["sleep", "score", "actor train", "wake", "weights", "generate", "sleep", "critic train", "critic train"]
+    assert engine.log == ["generate", *cycle, *cycle[1:]]
+    assert engine.log.count("wake") == 2
