@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +36,7 @@ class SGLangEngine:
         self.args, self.options, self.texts, self.sampling = args, args.engine_options, tuple(texts), sampling
         self.family: Served = served(args.model_family)
         self.asleep = False
+        self._folder = Path(args.cache_dir).expanduser() / "sglang" / "weights" / secrets.token_hex(8)
         self.forwards = 0
         self._verified = False
         self.pool = Pool([Member(client, probe(client, self.family.pipeline)) for client in clients])
@@ -166,8 +169,7 @@ class SGLangEngine:
         if how == "tensor":
             return weights.InRequests(clients)
         # two folders in turn: a server may still want to go back to the one before
-        folder = Path(self.args.cache_dir).expanduser() / "sglang" / "weights" / f"{id(self):x}-{version % 2}"
-        return weights.ThroughFolder(clients, folder)
+        return weights.ThroughFolder(clients, self._folder / str(version % 2))
 
     def _dtype_of(self, name: str) -> torch.dtype:
         for member in self.pool.members:
@@ -271,6 +273,7 @@ class SGLangEngine:
         return {member.client.url: member.wrong or _wrong_now(member) for member in self.pool.members}
 
     def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
         for member in self.pool.members:
             member.client.close()
 

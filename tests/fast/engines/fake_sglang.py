@@ -1,0 +1,101 @@
+"""An SGLang server in ten routes: its network is v = scale * x, and it can be told to lie, to fail and to die."""
+
+import base64
+import json
+import pickle
+
+import httpx
+import msgpack
+import torch
+from safetensors.torch import save
+
+from miles_dmd.engines.sglang.weights import digest
+
+SIGMAS, SHAPE = (1.0, 0.9, 0.75, 0.5), (2, 3, 3)
+
+
+def packed(value):
+    value = torch.as_tensor(value)
+    return {"__tensor__": True, "data": save({"t": value.contiguous()}), "shape": list(value.shape)}
+
+
+class FakeServer:
+    def __init__(self, *, version="0.5.23", pipeline="StableDiffusion3Pipeline", plugin=True, protocol=1, seed_shift=0):
+        self.version, self.pipeline, self.plugin, self.protocol = version, pipeline, plugin, protocol
+        self.seed_shift = seed_shift
+        self.asked = []
+        self.broken = {}
+        """path -> status that it answers with."""
+        self.down = self.insomniac = self.deaf = False
+        """Dead; says that it sleeps and does not; drops the weights that it is sent."""
+        self.restart()
+
+    def restart(self):
+        self.down, self.asleep, self.updates = False, False, 0
+        self.scale = torch.ones(1)
+
+    def __call__(self, request):
+        path, body = request.url.path, json.loads(request.content or b"{}")
+        self.asked.append(path)
+        if self.down:
+            raise httpx.ConnectError("refused")
+        if path in self.broken:
+            return httpx.Response(self.broken[path], text="broken")
+        if path == "/rollout/generate":
+            return httpx.Response(200, content=msgpack.packb([self.generate(body)]))
+        return httpx.Response(200, json=getattr(self, path.strip("/"))(body))
+
+    def health(self, body):
+        return {"status": "ok"}
+
+    def server_info(self, body):
+        return {"version": self.version}
+
+    def model_info(self, body):
+        return {"architectures": [self.pipeline]}
+
+    def get_weights_checksum(self, body):
+        (name,) = body["module_names"]
+        report = {
+            "protocol": self.protocol, "plugin": "0.1.0", "cannot_stop": "", "device": "cpu", "asleep": self.asleep,
+            "counters": {"forwards": 0, "updates": self.updates}, "parameters": {"scale": [[1], "torch.float32"]},
+        }  # fmt: skip
+        return {name: report if self.plugin else "not_found"}
+
+    def update_weights_from_tensor(self, body):
+        for name, value in pickle.loads(base64.b64decode(body["serialized_named_tensors"][0])):
+            if name == "scale" and not self.deaf:
+                self.scale = value
+        self.updates += 1
+        return {"success": True}
+
+    def update_weights_from_tensor_checker(self, body):
+        same = body["expected_named_tensors_sha256"] == {"scale": digest(self.scale)}
+        return {"success": same, "message": "checksum mismatch"}
+
+    def release_memory_occupation(self, body):
+        self.asleep = not self.insomniac
+        return {"success": True}
+
+    def resume_memory_occupation(self, body):
+        self.asleep = False
+        return {"success": True}
+
+    def generate(self, body):
+        stop = body["extra_sampling_params"].get("diffusers_kwargs", {}).get("miles_dmd_stop_step")
+        step = stop if stop is not None else body["rollout_return_step_indices"][0]
+        own = torch.Generator().manual_seed(body["seed"] + self.seed_shift)
+        states, outputs = [torch.randn(SHAPE, generator=own)], []
+        for sigma, to in zip(SIGMAS, (*SIGMAS[1:], 0.0), strict=True):
+            outputs.append(self.scale * states[-1])
+            clean = states[-1] - sigma * outputs[-1]
+            states.append((1 - to) * clean + to * torch.randn(SHAPE, generator=own))
+        answer = {"prompt": body["prompt"], "seed": body["seed"]}
+        kept, labels = [states[step]], [SIGMAS[step] * 1000]
+        if stop is None:
+            answer["rollout_debug_tensors"] = {"rollout_model_outputs": packed(torch.stack(outputs))}
+        else:
+            kept, labels = [*kept, states[step] - SIGMAS[step] * outputs[step]], [*labels, 0.0]
+            answer["generated_output"] = packed(torch.tensor([1, step, step + 1, self.updates]))
+        trajectory = {"latents": torch.stack(kept), "timesteps": labels, "sigmas": [*SIGMAS, 0.0]}
+        return {**answer, "dit_trajectory": {name: packed(value) for name, value in trajectory.items()}}

@@ -1,0 +1,228 @@
+"""Several servers as one engine: who is asked, who is taken out and in again, and which samples are refused."""
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import torch
+
+from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.engines.sglang import Options
+from miles_dmd.engines.sglang.client import Client
+from miles_dmd.engines.sglang.sampler import SGLangEngine
+from miles_dmd.engines.sglang.wire import Sampling
+from miles_dmd.errors import EngineError, EngineRefused
+
+_spec = importlib.util.spec_from_file_location("fake_sglang", Path(__file__).parent / "fake_sglang.py")
+fake = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fake)
+FakeServer, SIGMAS, SHAPE = fake.FakeServer, fake.SIGMAS, fake.SHAPE
+
+SAMPLING = Sampling(
+    sigmas=SIGMAS, solver="renoise", height=64, width=64, shape=SHAPE, text_length=None, grid_cure="start it otherwise"
+)
+
+
+def engine_of(*servers, **options):
+    clients = [
+        Client(f"http://{name}", timeout=1.0, deadline=0.0, connections=2, transport=httpx.MockTransport(server))
+        for name, server in zip("abc", servers, strict=False)
+    ]
+    options = Options(**{"verify_weights": "off", **options})
+    args = SimpleNamespace(
+        engine_options=options, model_family="sd3", compute_dtype="fp32", seed=0, hf_checkpoint="", cache_dir="/nowhere"
+    )
+    return SGLangEngine(args, clients, ["a cat", "a dog"], SAMPLING)
+
+
+def requests(*stop_steps):
+    return [RolloutRequest(i, i % 2, 2**62 + i, stop) for i, stop in enumerate(stop_steps)]
+
+
+def new(scale):
+    return [{"scale": torch.tensor([scale])}]
+
+
+def test_server_without_our_plugin_gives_the_same_samples():
+    stops, captures = engine_of(FakeServer()), engine_of(FakeServer(plugin=False))
+
+    found, expected = captures.generate(requests(0, 1, 2, 3)), stops.generate(requests(0, 1, 2, 3))
+
+    torch.testing.assert_close(found.latents, expected.latents)
+    torch.testing.assert_close(found.clean, expected.clean)
+    assert (stops.forwards, captures.forwards) == (10, 16)
+    assert "because it has no plugin of ours" in captures.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        (FakeServer(version="0.5.21"), "http://a runs SGLang 0.5.21; install 0.5.22 or later"),
+        (FakeServer(version=""), "http://a runs SGLang of unknown version"),
+        (FakeServer(pipeline="FluxPipeline"), "http://a serves FluxPipeline; the run wants StableDiffusion3Pipeline"),
+        (FakeServer(protocol=2), "http://a has our plugin with protocol 2, this is 1"),
+    ],
+)
+def test_server_that_cannot_be_used_is_refused_with_the_reason(server, message):
+    with pytest.raises(EngineRefused, match=message):
+        engine_of(server)
+
+
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.23.post1", "0.6.0", "1.0"])
+def test_later_version_is_taken(version):
+    assert f"SGLang {version}" in engine_of(FakeServer(version=version)).notes[0]
+
+
+def test_other_noise_is_said_once():
+    (note,) = engine_of(FakeServer(seed_shift=1)).notes
+
+    assert "samples differ from the in-process engine's: its initial latents" in note
+    assert "differ" not in engine_of(FakeServer()).notes[0]
+
+
+def test_work_is_shared():
+    servers = FakeServer(), FakeServer()
+    engine = engine_of(*servers)
+
+    engine.generate(requests(*[1] * 20))
+
+    assert min(server.asked.count("/rollout/generate") for server in servers) > 2  # two are the probe's
+
+
+@pytest.mark.parametrize("failure", ["down", "broken"])
+def test_server_that_fails_is_taken_out_and_its_samples_come_from_another(failure):
+    dead, alive = FakeServer(), FakeServer()
+    engine = engine_of(dead, alive)
+    expected = engine.generate(requests(*[1] * 6))
+    fail(dead, failure)
+
+    found = engine.generate(requests(*[1] * 6))
+
+    assert torch.equal(found.clean, expected.clean)
+    assert [bool(member.wrong) for member in engine.pool.members] == [True, False]
+
+
+def fail(server, how):
+    if how == "down":
+        server.down = True
+    else:
+        server.broken["/rollout/generate"] = 500
+
+
+def test_without_any_server_the_reasons_are_told():
+    servers = FakeServer(), FakeServer()
+    engine = engine_of(*servers)
+    servers[0].down, servers[1].broken = True, {"/rollout/generate": 503}
+
+    with pytest.raises(EngineError, match=r"no SGLang server is left: http://a.*ConnectError.*; http://b.*status 503"):
+        engine.generate(requests(1, 1))
+
+
+def test_refusal_ends_the_call_and_takes_nobody_out():
+    server = FakeServer()
+    engine = engine_of(server)
+    server.broken["/rollout/generate"] = 400
+
+    with pytest.raises(EngineRefused, match="status 400"):
+        engine.generate(requests(1))
+
+    assert engine.health() == {"http://a": ""}
+
+
+def test_server_that_was_restarted_is_found_out():
+    restarted, steady = FakeServer(), FakeServer()
+    engine = engine_of(restarted, steady)
+    engine.update_weights(new(0.5), 1)
+    expected = engine.generate(requests(*[2] * 6))
+    restarted.restart()
+
+    found = engine.generate(requests(*[2] * 6))
+
+    assert torch.equal(found.clean, expected.clean)
+    assert "it was restarted, or somebody else updates it" in engine.pool.members[0].wrong
+
+
+def test_server_that_comes_back_gets_the_weights_and_a_real_sample_before_it_is_taken_in():
+    lost, steady = FakeServer(), FakeServer()
+    engine = engine_of(lost, steady)
+    lost.down = True
+    engine.generate(requests(*[1] * 6))
+    lost.restart()
+    lost.asked.clear()
+
+    engine.update_weights(new(0.5), 1)
+
+    assert [member.wrong for member in engine.pool.members] == ["", ""]
+    assert lost.scale == 0.5
+    assert lost.asked.index("/update_weights_from_tensor") < lost.asked.index("/rollout/generate")
+
+
+def test_server_that_answers_but_cannot_sample_stays_out():
+    lost, steady = FakeServer(), FakeServer()
+    engine = engine_of(lost, steady)
+    lost.broken["/rollout/generate"] = 500
+    engine.generate(requests(*[1] * 6))
+
+    engine.update_weights(new(0.5), 1)
+
+    assert [bool(member.wrong) for member in engine.pool.members] == [True, False]
+
+
+def test_failed_update_of_one_server_fails_and_nothing_is_sampled_until_one_succeeds():
+    servers = FakeServer(), FakeServer()
+    engine = engine_of(*servers)
+    servers[1].broken["/update_weights_from_tensor"] = 400
+
+    with pytest.raises(EngineRefused, match="http://b/update_weights_from_tensor"):
+        engine.update_weights(new(0.5), 1)
+    with pytest.raises(EngineError, match="the last weight update failed"):
+        engine.generate(requests(0))
+
+    servers[1].broken.clear()
+    engine.update_weights(new(0.5), 1)
+    assert engine.generate(requests(0)).policy_version == 1
+
+
+@pytest.mark.parametrize(("verify", "noticed"), [("off", []), ("first", [1]), ("every", [1, 2])])
+def test_updates_are_compared_as_often_as_asked(verify, noticed):
+    server = FakeServer()
+    engine = engine_of(server)
+    engine.options = Options(verify_weights=verify)
+    found = []
+    for version in (1, 2):
+        server.asked.clear()
+        engine.update_weights(new(0.5 / version), version)
+        found += [version] if "/update_weights_from_tensor_checker" in server.asked else []
+
+    assert found == noticed
+
+
+def test_weights_that_do_not_arrive_are_noticed():
+    server = FakeServer()
+    engine = engine_of(server)
+    engine.options = Options(verify_weights="first")
+    server.deaf = True
+
+    with pytest.raises(EngineError, match="http://a does not hold the weights that it was sent"):
+        engine.update_weights(new(0.5), 1)
+
+
+def test_server_that_only_says_that_it_sleeps_is_not_believed():
+    server = FakeServer()
+    engine = engine_of(server)
+    server.insomniac = True
+
+    with pytest.raises(EngineError, match="/release_memory_occupation says success, and the server is awake"):
+        engine.sleep()
+
+
+def test_dead_server_does_not_keep_the_others_from_sleeping():
+    dead, alive = FakeServer(), FakeServer()
+    engine = engine_of(dead, alive)
+    dead.down = True
+
+    engine.sleep()
+
+    assert (engine.asleep, alive.asleep) == (True, True)
