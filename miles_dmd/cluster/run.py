@@ -45,7 +45,7 @@ def started(
         try:
             servers: list[RayServer] = []
             for number in range(num_servers):
-                servers.append(RayServer(args, placement, number))
+                servers.append(RayServer(args, placement, number, supervisor))
                 processes.append(servers[-1])
             # processes start (and import torch) while the prompts are encoded
             rollouts = RayRollouts(placement, supervisor)

@@ -8,11 +8,12 @@ import ray
 
 from miles_dmd import registry
 from miles_dmd.cluster.placement import Placement
-from miles_dmd.cluster.waiting import fetch
+from miles_dmd.cluster.waiting import Supervisor
+from miles_dmd.cluster.watched import Watched, actor_class
 from miles_dmd.contracts.engine import Server
 
 
-class ServerActor:
+class ServerActor(Watched):
     def start(self, args: Any, device: str, number: int) -> str:
         """The server's address. It listens where this node is reached by the run's others: on a local cluster, on
         loopback."""
@@ -31,11 +32,13 @@ class ServerActor:
 class RayServer:
     """Starts at once; ``wait`` gives the call to wait for."""
 
-    def __init__(self, args: Any, placement: Placement, number: int) -> None:
+    def __init__(self, args: Any, placement: Placement, number: int, supervisor: Supervisor) -> None:
         self.name = f"rollout server {number}"
         bundle = number % placement.group.bundle_count
-        self.actor = ray.remote(ServerActor).options(**placement.options(bundle)).remote()
-        self.url = str(fetch(self.actor.start.remote(args, placement.device, number), self.name, "starting"))
+        self.actor = actor_class(ServerActor).options(**placement.options(bundle)).remote()
+        supervisor.watch(self.name, self.actor)
+        started = self.actor.start.remote(args, placement.device, number)
+        self.url = str(supervisor.fetch(started, self.name, "starting"))
 
     def wait(self) -> dict[str, ray.ObjectRef]:
         return {self.name: self.actor.wait.remote()}

@@ -5,9 +5,22 @@ from pathlib import Path
 
 import pytest
 
+PLUGINS = Path(__file__).parent / "plugins"
+
 
 @pytest.fixture(scope="session")
-def ray_cluster():
+def faults(tmp_path_factory):
+    """Where tests leave orders for the plug-ins of ``plugins/faulty``; processes started after this find both."""
+    directory = tmp_path_factory.mktemp("faults")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PLUGINS)
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")])))
+        patch.setenv("FAULTS", str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(faults):
     """Four logical CPUs, whatever this machine has: ranks take turns here anyway."""
     import ray
 

@@ -81,7 +81,7 @@ def ranks(ray_cluster):
     [
         ("refuse", ConfigError, "--lr 0 is too small"),
         ("break", ClusterError, "critic rank 1 failed while training: ZeroDivisionError: division by zero"),
-        ("die", ClusterError, "the process of critic rank 1 died while training"),
+        ("die", ClusterError, r"the process of critic rank 1 \(pid \d+\) died while training"),
     ],
 )
 def test_failure_of_one_rank_is_told_while_another_hangs(ray_cluster, outcome, error, message):
@@ -112,6 +112,58 @@ def test_late_rank_is_named(ranks):
 
     with pytest.raises(ClusterError, match="no answer from critic rank 0 within 1 s while scoring"):
         gather({"critic rank 0": ranks[0].work.remote("hang")}, "scoring", timeout=1)
+
+
+@pytest.fixture
+def supervised(ray_cluster):
+    """``supervised(timeout, died=...)``: a supervisor, and two ranks that it watches."""
+    import ray
+
+    from miles_dmd.cluster.waiting import Supervisor
+    from miles_dmd.cluster.watched import Watched, actor_class
+
+    class WatchedRank(Rank, Watched):
+        pass
+
+    actors = [actor_class(WatchedRank).options(num_cpus=0).remote() for _ in range(2)]
+    ray.get([actor.work.remote("here") for actor in actors])
+
+    def supervise(*given, **more):
+        supervisor = Supervisor(*given, **more)
+        for rank, actor in enumerate(actors):
+            supervisor.watch(f"critic rank {rank}", actor)
+        return supervisor, actors
+
+    yield supervise
+    for actor in actors:
+        ray.kill(actor)
+
+
+def test_death_of_an_idle_rank_ends_the_wait_for_another(supervised):
+    supervisor, (busy, idle) = supervised(60)
+    call = busy.work.remote("hang")
+    idle.work.remote("die")
+
+    with pytest.raises(ClusterError, match=r"^the process of critic rank 1 \(pid \d+\) died while scoring$"):
+        supervisor.gather({"critic rank 0": call}, "scoring")
+
+
+def test_rank_that_is_late_is_named_with_the_flag_and_where_it_hangs(supervised):
+    supervisor, (hanging, _) = supervised(1)
+
+    with pytest.raises(ClusterError) as raised:
+        supervisor.fetch(hanging.work.remote("hang"), "critic rank 0", "scoring")
+
+    told = "no answer from critic rank 0 within 1 s while scoring; --remote-timeout 1 is the limit"
+    assert str(raised.value) == told
+    assert "time.sleep(60)" in str(raised.value.__cause__)
+
+
+def test_end_of_ray_is_told_while_ranks_work(supervised):
+    supervisor, (busy, _) = supervised(60, died=lambda: "Ray's raylet on this machine died")
+
+    with pytest.raises(ClusterError, match=r"^Ray's raylet on this machine died while scoring$"):
+        supervisor.fetch(busy.work.remote("hang"), "critic rank 0", "scoring")
 
 
 def test_nodes_report_what_they_have(ray_cluster, teacher):

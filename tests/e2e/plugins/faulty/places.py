@@ -1,0 +1,33 @@
+"""Where a test can hold a process, and what it tells of itself there."""
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+VISITS: Counter[str] = Counter()
+
+
+def directory() -> Path:
+    return Path(os.environ["FAULTS"])
+
+
+def order(what: str, place: str) -> str:
+    """What the order for ``place`` says last, where there is one for ``what``; else nothing."""
+    try:
+        words = (directory() / "order").read_text().rsplit(maxsplit=2)
+    except OSError:
+        return ""
+    return words[2] if words[:2] == [what, place] else ""
+
+
+def come_to(place: str, who: str, rank: int = 0) -> None:
+    VISITS[place] += 1
+    (directory() / f"pid-{who}").write_text(str(os.getpid()))
+    count = str(VISITS[place])
+    if order("raise", place) == count and rank == 1:
+        raise RuntimeError("made to raise\nin the middle of a collective")
+    if order("hold", place) == count:
+        (directory() / f"held-{who}").touch()
+        while order("hold", place):
+            time.sleep(0.02)

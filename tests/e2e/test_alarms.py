@@ -1,0 +1,42 @@
+"""Alarms and the best student in a whole run, in one process."""
+
+import json
+
+from miles_dmd.contracts.distillation import read_distillation
+from miles_dmd.observe.metrics import read_metrics
+from miles_dmd.run import main
+
+
+def test_alarm_ends_a_run_cleanly_if_asked(flags, tmp_path, capsys):
+    """The gap between teacher and fake score never shrinks to a ten-thousandth, so the first that can be told rings."""
+    asked = ("--on-alarm", "stop", "--alarm-window", "1", "--alarm-critic-lag", "1e-4", "--num-rollout", "9")
+
+    status = main(flags("--local", *asked, "--save", str(tmp_path)))
+
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert status == 0
+    assert [row.get("alarm/critic_lag") for row in rows] == [None, None, 1]
+    assert rows[-1]["alarm/rollout_drift"] == 0
+    assert "Stopped after 2 student steps by --on-alarm stop: critic_lag" in capsys.readouterr().out
+    assert json.loads((tmp_path / "summary.json").read_text())["alarms"] == ["critic_lag"]
+    assert read_distillation(tmp_path / "student").policy_version == 2
+    assert (tmp_path / "checkpoints" / "cycle_000003" / "manifest.json").is_file()
+
+
+def test_grids_tell_diversity_and_the_best_student_stays_beside_the_last(flags, tmp_path):
+    asked = ("--sample-prompts", "2", "--sample-interval", "1", "--keep-best", "max:samples/diversity")
+
+    status = main(flags("--local", *asked, "--save", str(tmp_path)))
+
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    diversity = {row["global_step"]: row["samples/diversity"] for row in rows}
+    kept = json.loads((tmp_path / "student_best" / "best.json").read_text())
+    assert status == 0
+    assert diversity[0] == 1
+    assert 0.9 < diversity[2] < 1.1
+    assert diversity[2] != 1
+    assert all(row["samples/saturation"] < 0.01 for row in rows)
+    best = max((1, 2), key=lambda step: diversity[step])
+    assert kept == {"metric": "samples/diversity", "value": diversity[best], "global_step": best}
+    assert read_distillation(tmp_path / "student_best").policy_version == best
+    assert read_distillation(tmp_path / "student").policy_version == 2
