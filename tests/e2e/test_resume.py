@@ -10,6 +10,7 @@ from miles_dmd.checkpoint.manifest import read_manifest
 from miles_dmd.errors import CheckpointError
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer, main
+from miles_dmd.saving import CheckpointSaver
 
 CYCLES = 4
 """One of warm-up, three with a student step."""
@@ -120,13 +121,22 @@ def test_run_goes_on_in_its_own_directory(uninterrupted, make_args, tmp_path, ca
     assert manifests[0].run == manifests[1].run
 
 
-def test_finished_run_can_be_made_longer(make_args, tmp_path):
-    save = ("--local", "--save", str(tmp_path))
+def test_finished_run_can_be_made_longer(make_args, tmp_path, monkeypatch):
+    save = ("--local", "--save", str(tmp_path), *SAVING[:2])
     DistillationTrainer(make_args(*save, "--num-rollout", "1")).fit()
+    told, write = [], CheckpointSaver._write
+    monkeypatch.setattr(
+        CheckpointSaver,
+        "_write",
+        lambda self, counters: (
+            told.append((counters.completed_cycles, rows(tmp_path)[-1]["cycle"])) or write(self, counters)
+        ),
+    )
 
     controller = DistillationTrainer(make_args(*save, "--num-rollout", "2", "--load", "latest")).fit()
 
     assert controller.counters.global_step == 2
+    assert told == [(3, 3)]  # its row of metrics was there before the checkpoint
     assert [row["cycle"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == [
         "cycle_000002", "cycle_000003", "latest"
@@ -158,34 +168,49 @@ def test_changed_argument_is_refused_unless_it_is_named(uninterrupted, make_args
     assert "allowed: critic-lr was 0.0001, is 0.0003" in shown
 
 
-def test_groups_of_other_sizes_take_the_state_over(uninterrupted, make_args, ray_cluster, tmp_path):
-    """One rank wrote it; two read it, resharded, and go on with equal losses."""
-    more = ("--num-trainer-ranks", "2", "--load", str(checkpoint(uninterrupted, 1)))
-
-    DistillationTrainer(make_args(*SCHEDULE, *SAVING, "--save", str(tmp_path), *more)).fit()
-
-    expected, found = losses(uninterrupted, 1), losses(tmp_path, 1)
-    assert [place for place, _ in found] == [place for place, _ in expected]
-    apart = [abs(value - other) / value for (_, value), (_, other) in zip(expected, found, strict=True)]
-    assert max(apart) < 1e-5
-    assert read_manifest(checkpoint(tmp_path, CYCLES)).groups == {"critic": 2, "actor": 2}
-
-
 def losses(directory, after):
     names = ("actor/loss", "critic/loss")
     return [((row["cycle"], name), row[name]) for row in rows(directory, after) for name in names if name in row]
 
 
+TWO = (*SCHEDULE, *SAVING, "--num-trainer-ranks", "2")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(make_args, ray_cluster, tmp_path_factory):
+    """The same run, of two ranks a group, through Ray."""
+    directory = tmp_path_factory.mktemp("two_ranks")
+    DistillationTrainer(make_args(*TWO, "--save", str(directory))).fit()
+    return directory
+
+
 @pytest.mark.long
-def test_two_ranks_through_ray_end_bit_equal(make_args, ray_cluster, tmp_path):
-    two = (*SCHEDULE, *SAVING, "--num-trainer-ranks", "2")
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    DistillationTrainer(make_args(*two, "--save", str(whole))).fit()
+@pytest.mark.timeout(900)
+def test_two_ranks_through_ray_end_bit_equal(two_ranks, make_args, tmp_path):
+    k = CYCLES - 1
 
-    DistillationTrainer(make_args(*two, "--save", str(resumed), "--load", str(checkpoint(whole, 2)))).fit()
+    DistillationTrainer(make_args(*TWO, "--save", str(tmp_path), "--load", str(checkpoint(two_ranks, k)))).fit()
 
-    assert rows(resumed, 2) == rows(whole, 2)
-    assert_same_state(checkpoint(resumed, CYCLES), checkpoint(whole, CYCLES))
+    assert rows(tmp_path, k) == rows(two_ranks, k)
+    assert len(list((checkpoint(tmp_path, CYCLES) / "actor").glob("shard-*"))) == 2
+    assert_same_state(checkpoint(tmp_path, CYCLES), checkpoint(two_ranks, CYCLES))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_another_number_of_ranks_takes_the_state_over(two_ranks, make_args, tmp_path):
+    """Two ranks wrote it; one reads it, resharded, and goes on for three cycles with equal losses."""
+    one = ("--local", *SCHEDULE, *SAVING, "--load", str(checkpoint(two_ranks, 1)))
+
+    DistillationTrainer(make_args(*one, "--save", str(tmp_path))).fit()
+
+    expected, found = losses(two_ranks, 1), losses(tmp_path, 1)
+    assert [place for place, _ in found] == [place for place, _ in expected]
+    assert {cycle for (cycle, _), _ in found} == {2, 3, 4}
+    apart = [abs(value - other) / value for (_, value), (_, other) in zip(expected, found, strict=True)]
+    assert max(apart) < 1e-5
+    ranks = [read_manifest(checkpoint(run, CYCLES)).groups for run in (two_ranks, tmp_path)]
+    assert ranks == [{"critic": 2, "actor": 2}, {"critic": 1, "actor": 1}]
 
 
 def test_checkpoint_of_another_teacher_is_refused(uninterrupted, make_args, teacher, tmp_path):
