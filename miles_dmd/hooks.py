@@ -40,6 +40,7 @@ class SampleGrids:
     ) -> None:
         self.args, self.directory, self.report = args, directory, report
         self.texts = texts[: args.sample_prompts]
+        self._drawn: int | None = None
 
     def after_completed_step(
         self, counters: TrainerCounters, metrics: Mapping[str, Any], executor: GroupExecutor
@@ -48,9 +49,15 @@ class SampleGrids:
         if last or counters.global_step % self.args.sample_interval == 0:
             self.draw(counters.global_step, executor)
 
+    def finish(self, counters: TrainerCounters, executor: GroupExecutor) -> None:
+        """The grid of what is exported, also where a run ended before its last step."""
+        if self._drawn != counters.global_step:
+            self.draw(counters.global_step, executor)
+
     def draw(self, step: int, executor: GroupExecutor) -> None:
         if not self.texts:
             return
+        self._drawn = step
         with executor.spans.span("pictures", group="rollout"):
             reference = self._reference()
             limit = reference.get("limit")
@@ -95,7 +102,8 @@ def export_student(args: Any, loss_type: LossType, executor: GroupExecutor, dire
     with executor.spans.span("save", group="rollout"):
         student = executor.groups[executor.plan.group_of("student")]
         weights = student.weights(averaged=executor.plan.export.role == "student_ema")
-        executor.rollouts.export(directory, weights, describe(args, loss_type, executor.policy_version))
+        # absolute: the worker that writes it may have been started elsewhere
+        executor.rollouts.export(directory.resolve(), weights, describe(args, loss_type, executor.policy_version))
 
 
 class KeepBest:
@@ -159,6 +167,7 @@ def describe(args: Any, loss_type: LossType, policy_version: int) -> Distillatio
         "height": args.height or height,
         "width": args.width or width,
     }
+    negative = {"negative_prompt": args.negative_prompt} if args.negative_prompt else {}
     steps = args.num_inference_steps
     # the pipeline shifts what it is given, once, so it is given the grid before the shift
     student = {"num_inference_steps": steps, "guidance_scale": 1.0, "sigmas": list(sigma_grid(steps, 1.0)), **common}
@@ -168,5 +177,5 @@ def describe(args: Any, loss_type: LossType, policy_version: int) -> Distillatio
         teacher=str(Path(args.teacher_path).resolve()),  # so that it is found from any directory
         policy_version=policy_version,
         student_call=student,
-        teacher_call={**loss_type.teacher_sampling(args), **common},
+        teacher_call={**loss_type.teacher_sampling(args), **common, **negative},
     )

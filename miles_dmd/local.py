@@ -109,14 +109,15 @@ def started(
     prompts = PromptTable(ensure_table(args, texts, compute.device))
     shared: dict[str, Any] = {"plan": plan, "loss_type": loss_type, "compute": compute, "prompts": prompts}
     with contextlib.ExitStack() as stack:
-        servers = start_servers(args, compute, stack)
+        student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
+        servers = start_servers(student, compute, stack)
         groups = {
             name: LocalGroup(name, Trainer(own, name, horizon=horizons[name], **shared))
             for name, own in group_args.items()
         }
         for server in servers:
             server.wait()
-        worker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=[s.url for s in servers])
+        worker = RolloutWorker(student, compute=compute, prompts=prompts, texts=texts, servers=[s.url for s in servers])
         stack.callback(worker.close)
         for note in worker.engine.notes:
             print(note, flush=True)

@@ -149,31 +149,42 @@ def placement_table(run: Run) -> Table:
 
 def memory_table(run: Run) -> Table:
     rows: list[tuple[str, ...]] = [
-        ("", "role", "parameters", "weights", "gradients", "AdamW", "compute copy", "per rank")
+        ("", "role", "parameters", "weights", "gradients", "AdamW", "compute copy", "tables", "per rank")
     ]
     for group, own in run.trainers.items():
         total = 0.0
-        for role, number, bytes_each in _held(run, group, own):
-            total += number * sum(bytes_each) / own.num_trainer_ranks
-            rows.append((group, role, f"{number:,}", *(_size(number * each) for each in bytes_each), ""))
+        for role, number, bytes_each, tables in _held(run, group, own):
+            total += number * sum(bytes_each) / own.num_trainer_ranks + tables
+            sizes = (*(_size(number * each) for each in bytes_each), _size(tables))
+            rows.append((group, role, f"{number:,}", *sizes, ""))
         rows[-1] = (*rows[-1][:-1], _size(total))
     number = _parameters(run.args, run.args.hf_checkpoint or "")
-    sampling = _size(number * (COMPUTE[run.args.compute_dtype] or MASTER))
-    rows.append(("rollout", "student", f"{number:,}", sampling, "-", "-", "-", sampling))
-    return Table("Memory", rows, "an estimate: without activations, gathered blocks, text encoders and VAE")
+    sampling, tables = number * (COMPUTE[run.args.compute_dtype] or MASTER), _tables(run.args)
+    sizes = (_size(sampling), "-", "-", "-", _size(tables), _size(sampling + tables))
+    rows.append(("rollout", "student", f"{number:,}", *sizes))
+    note = "an estimate: without activations, gathered blocks, text encoders and VAE; tables are not sharded"
+    return Table("Memory", rows, note)
 
 
-def _held(run: Run, group: str, own: Args) -> Iterator[tuple[str, int, tuple[int, int, int, int]]]:
-    """(logical role, its parameters, bytes of weights, gradients, moments and compute copy for each of them)."""
+def _held(run: Run, group: str, own: Args) -> Iterator[tuple[str, int, tuple[int, int, int, int], int]]:
+    """(logical role, its parameters, bytes of weights, gradients, moments and compute copy for each of them, bytes of
+    its buffers)."""
     checkpoints = registry.load("roles", group).checkpoints
     trained = run.plan.trainable_roles_of(group)
     for role in run.plan.roles_of(group):
         if role in checkpoints:
             number = _parameters(own, getattr(own, checkpoints[role]))
             copy = COMPUTE[own.compute_dtype]
-            yield role, number, (MASTER, GRADIENT, MOMENTS, copy) if role in trained else (MASTER, 0, 0, copy)
+            sizes = (MASTER, GRADIENT, MOMENTS, copy) if role in trained else (MASTER, 0, 0, copy)
+            yield role, number, sizes, _tables(own)
         else:  # the moving average of what this group trains
-            yield role, _parameters(own, getattr(own, checkpoints[trained[0]])), (AVERAGE, 0, 0, 0)
+            yield role, _parameters(own, getattr(own, checkpoints[trained[0]])), (AVERAGE, 0, 0, 0), 0
+
+
+def _tables(args: Args) -> int:
+    """Bytes of the network's buffers, such as a table of positions: every rank holds them whole."""
+    family: ModelFamily = registry.load("models", args.model_family)
+    return family.buffer_bytes(read_json(Path(args.hf_checkpoint or "") / family.network_component / "config.json"))
 
 
 def _parameters(args: Args, checkpoint: str) -> int:

@@ -83,7 +83,7 @@ class RolloutWorker:
         """
         if self._decode is None:
             family = registry.load("models", self.args.model_family)
-            self._decode = family.code().open_decoder(Path(self.args.hf_checkpoint))
+            self._decode = family.code().open_decoder(Path(self.args.hf_checkpoint), self.compute.device)
         latents = self.engine.sample(requests)
         told = statistics(latents, [request.prompt_id for request in requests], limit)
         return np.asarray(self._decode(latents)), told

@@ -71,6 +71,7 @@ class DistillationTrainer:
             plan = self.loss_type.plan(args)
         assert plan is not None
         self.plan, self.executor, self.batch_provider, self.hooks = plan, executor, batch_provider, hooks
+        self.injected = executor is not None
         self.controller_instance: DistillationTrainerController | None = None
         self.saver: CheckpointSaver | None = None
         self.stop = stop or StopRequest()
@@ -94,12 +95,14 @@ class DistillationTrainer:
 
     def fit(self, num_cycles: int | None = None) -> DistillationTrainerController:
         """Train: ``num_cycles`` more cycles (warm-up cycles count), or from args until --num-rollout student steps."""
-        if self.executor is not None or self.args is None:
+        if self.injected or self.args is None:
             controller = self.build_controller()
             if num_cycles is None:
                 raise ConfigError("fit() of injected parts needs num_cycles; a run from args knows its --num-rollout")
             controller.run(num_cycles)
             return controller
+        if self.controller_instance is not None:
+            raise ConfigError("this trainer has run, and its groups are gone; make another one to run again")
         self.plan.refuse_unrunnable()
         resume = open_resume(self.args)
         if resume is not None:
@@ -130,8 +133,8 @@ class DistillationTrainer:
 
             def committed(counters: TrainerCounters, metrics: Mapping[str, Any]) -> None:
                 row = journal.committed(counters, metrics)  # first: a checkpoint vouches for the rows before it
-                best.committed(row, executor)
                 saver.committed(counters)
+                best.committed(row, executor)
 
             controller = self.build_controller(
                 observer=committed, max_consecutive_skipped_cycles=args.max_consecutive_skipped_cycles
@@ -144,6 +147,7 @@ class DistillationTrainer:
                 self._play(args, controller, journal, num_cycles)
                 saver.finish(controller.counters)
             self.stop.raise_if_requested()
+            grids.finish(controller.counters, executor)
             export_student(args, self.loss_type, executor, directory / "student")
             journal.finish(executor, controller)
         return controller

@@ -49,7 +49,12 @@ def choose_device(asked: str, bundles: int) -> str:
             "cpu, or fewer --num-trainer-ranks"
         )
     if asked == "auto":
-        return "cuda" if gpus >= bundles else "cpu"
+        if 0 < gpus < bundles:
+            raise ConfigError(
+                f"--device auto: the run wants {bundles} GPUs (one a rank) and the cluster has {gpus}; pass fewer "
+                "--num-trainer-ranks, or --device cpu to leave the GPUs idle"
+            )
+        return "cuda" if gpus else "cpu"
     return asked
 
 

@@ -45,8 +45,9 @@ def started(
         try:
             servers: list[RayServer] = []
             for number in range(num_servers):
-                servers.append(RayServer(args, placement, number, supervisor))
+                servers.append(RayServer(group_args[plan.group_of("student")], placement, number, supervisor))
                 processes.append(servers[-1])
+            student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
             # processes start (and import torch) while the prompts are encoded
             rollouts = RayRollouts(placement, supervisor)
             processes.append(rollouts)
@@ -61,7 +62,7 @@ def started(
                 calls |= group.build(group_args[name], placement.device, **parts)
             for server in servers:
                 supervisor.gather(server.wait(), "starting")
-            calls |= rollouts.build(args, placement.device, table, texts, [server.url for server in servers])
+            calls |= rollouts.build(student, placement.device, table, texts, [server.url for server in servers])
             supervisor.gather(calls, "loading models")
             for note in rollouts.notes():
                 print(note, flush=True)

@@ -124,6 +124,14 @@ def check_pixels(args: Args) -> None:
             raise ConfigError(f"{flag} {pixels} is more than {checkpoint} has positions for; at most {longest}")
 
 
+def check_text_length(args: Args) -> None:
+    longest = registry.load("models", args.model_family).longest_text
+    if args.max_sequence_length is not None and args.max_sequence_length > longest:
+        raise ConfigError(
+            f"--max-sequence-length {args.max_sequence_length} is more than the stock pipeline takes; at most {longest}"
+        )
+
+
 def check_prompts(args: Args) -> None:
     prompts.read_prompts(args.prompt_data or "")
 
@@ -138,6 +146,23 @@ def check_load(args: Args) -> None:
     if args.allow_changed and args.load is None:
         raise ConfigError(f"--allow-changed {' '.join(args.allow_changed)} speaks of a checkpoint; name it by --load")
     open_resume(args)
+
+
+RUN_WIDE = {
+    "save": "a run has one directory for all its trainers",
+    "max_sequence_length": "prompts are encoded once for all trainers",
+    "teacher_checkpoint": "a run has one teacher",
+}
+"""Arguments that a trainer may not have of its own, though its group of arguments may."""
+
+
+def check_run_wide(args: Args) -> None:
+    options = dict.fromkeys(registry.load("losses", args.loss_type).run_wide, "a run has one schedule and one teacher")
+    reasons = {**RUN_WIDE, **options}
+    for trainer in args.trainers:
+        for name in trainer.overrides.keys() & reasons.keys():
+            flag = flag_name(name, trainer.role)
+            raise ConfigError(f"{flag} {trainer.overrides[name]}: {reasons[name]}; pass {flag_name(name)}")
 
 
 def check_keep_best(args: Args) -> None:
@@ -166,8 +191,10 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_local,
     check_checkpoints,
     check_pixels,
+    check_text_length,
     check_prompts,
     check_engine_options,
+    check_run_wide,
     check_load,
     check_save,
     check_keep_best,

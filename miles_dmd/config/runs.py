@@ -54,7 +54,10 @@ def claim_run_directory(args: Args) -> Path:
         return fresh_run_directory(Path("runs"), preset_name(args))
     check_save(args)
     directory = Path(args.save)
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--save {args.save} cannot be made: {error.strerror}; name another directory") from error
     with occupied(directory):
         for name in () if continues(args) else ENTRIES:
             _remove(directory / name)

@@ -39,6 +39,10 @@ class ModelFamily:
     """Longest side of an image, in pixels, that a pipeline directory can make."""
     default_max_sequence_length: Callable[[Path], int]
     """Text length (T5's, where there are several encoders) of a pipeline directory."""
+    longest_text: int = 512
+    """Most text tokens that the stock pipeline takes."""
+    buffer_bytes: Callable[[Mapping[str, Any]], int] = lambda config: 0
+    """Bytes of the network's buffers, which every rank holds whole, from its config.json."""
     can_guide: bool = True
     """Whether there is an unconditional branch; False for guidance-distilled models."""
     torch_module: str = ""
@@ -75,7 +79,7 @@ class FamilyCode(Protocol):
         """``Cond`` of P texts, on the CPU, as the pipeline itself encodes them."""
         ...
 
-    def open_decoder(self, checkpoint: Path) -> Callable[[Tensor], Tensor]:
+    def open_decoder(self, checkpoint: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
         """latents [B, C, H, W] fp32 -> images [B, H, W, 3] uint8."""
         ...
 

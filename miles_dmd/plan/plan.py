@@ -126,6 +126,9 @@ def unsupported(plan: DistillationPlan) -> tuple[str, ...]:
     apart = [
         pair for pair in _TOGETHER if {*pair} <= {*layout.roles} and len({plan.group_of(role) for role in pair}) > 1
     ]
+    phases = (*plan.update_schedule.phases, *plan.update_schedule.warmup_phases)
+    reused = any(phase.batch_policy == "reuse_student" for phase in phases)
+    unaveraged = "student_ema" in layout.roles and not plan.update_schedule.phases[0].update_ema
     missing = {
         "the causal data plane (capability 'autoregressive')": "autoregressive" in plan.required_capabilities,
         f"the score transport {layout.score_transport.provider!r}": layout.score_transport.provider != "colocated",
@@ -134,6 +137,8 @@ def unsupported(plan: DistillationPlan) -> tuple[str, ...]:
         f"adapters on the shared base of {shared} (independent modules run: role_storage='actor_critic')": bool(shared),
         f"the roles {apart} in separate groups": bool(apart),
         f"the data mode {mode!r}": mode != "prompts",
+        "a batch that is used twice (batch_policy 'reuse_student')": reused,
+        "a student step without its moving average (update_ema=False)": unaveraged,
         "a discriminator": "discriminator" in layout.roles,
     }
     return tuple(reason for reason, is_missing in missing.items() if is_missing)

@@ -54,5 +54,11 @@ def _local(parameter: Tensor) -> Tensor:
 def _like(parameter: Tensor, local: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return local
-    spec = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
-    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, **spec)
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,  # of shards that are not even, it does not follow from the local one
+        stride=parameter.stride(),
+    )

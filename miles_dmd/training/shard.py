@@ -19,11 +19,12 @@ def group_mesh(compute: Compute) -> DeviceMesh:
 
 
 def shard(network: nn.Module, blocks: Sequence[str], mesh: DeviceMesh, compute_dtype: torch.dtype) -> nn.Module:
-    """Shard ``network``, on the CPU, in place and onto the mesh's device, a block at a time: every block of a class named in ``blocks`` by itself, then the rest.
+    """Shard ``network``, which is on the CPU, in place: every block of a class named in ``blocks``, then the rest.
 
-    Parameters stay fp32, gradients are reduced in fp32. Inputs are cast by ``Denoiser``, not here: FSDP would round the
-    timestep to bf16 too. Never toggle requires_grad afterwards: FSDP2 fixes its dtypes at the first forward, from the
-    parameters that require a gradient at that time.
+    Each goes to the mesh's device as it is sharded, so that a whole network never has to fit there. Parameters stay
+    fp32, gradients are reduced in fp32. Inputs are cast by ``Denoiser``, not here: FSDP would round the timestep to
+    bf16 too. Never toggle requires_grad afterwards: FSDP2 fixes its dtypes at the first forward, from the parameters
+    that require a gradient at that time.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == torch.float32 else compute_dtype,

@@ -145,7 +145,7 @@ class Trainer:
             weight = len(rows) / len(batch)  # a short last micro-batch weighs less, so that splitting changes nothing
             (output.loss * weight).backward()
             nonfinite += int(output.nonfinite)
-            for name, value in output.metrics.items():
+            for name, value in {"loss": output.loss.detach(), **output.metrics}.items():
                 totals[name] = totals.get(name, 0.0) + float(value) * weight
         return totals, nonfinite
 

@@ -110,16 +110,16 @@ def test_a_local_run_is_placed_in_this_process(tables):
 def test_memory_is_estimated_from_the_configuration_where_there_are_no_weights(tables):
     lines = tables("--actor-num-trainer-ranks", "2")["Memory"]
 
-    assert "critic fake_score 2,243,171,520 8.4 GiB 8.4 GiB 16.7 GiB - 41.8 GiB" in lines  # 20 B, teacher included
-    assert "actor student_ema 2,243,171,520 8.4 GiB - - - 20.9 GiB" in lines  # 20 B over two ranks
+    assert "critic fake_score 2,243,171,520 8.4 GiB 8.4 GiB 16.7 GiB - 864.0 MiB 43.5 GiB" in lines  # 20 B, teacher included
+    assert "actor student_ema 2,243,171,520 8.4 GiB - - - - 21.7 GiB" in lines  # 20 B over two ranks, the table on both
     assert "estimate" in lines[-1]
 
 
 def test_bf16_computes_with_a_copy(tables):
     lines = tables("--compute-dtype", "bf16")["Memory"]
 
-    assert "actor student 2,243,171,520 8.4 GiB 8.4 GiB 16.7 GiB 4.2 GiB" in lines
-    assert "rollout student 2,243,171,520 4.2 GiB - - - 4.2 GiB" in lines
+    assert "actor student 2,243,171,520 8.4 GiB 8.4 GiB 16.7 GiB 4.2 GiB 864.0 MiB" in lines
+    assert "rollout student 2,243,171,520 4.2 GiB - - - 864.0 MiB 5.0 GiB" in lines
 
 
 @pytest.mark.parametrize("preset", shipped())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from miles_dmd import registry
+from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import Count, Natural
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
@@ -41,8 +42,10 @@ class Options:
 
 def plan(args: Any) -> DistillationPlan:
     options: Options = args.loss_options
+    (actor,) = (trainer for trainer in compute_trainer_configs(args) if trainer.role == "actor")
     config = {
         "model_path": args.hf_checkpoint,
+        "actor_model_path": compute_trainer_args(args, actor).hf_checkpoint,
         "critic_model_path": args.teacher_path,
         "fake_update_ratio": options.fake_update_ratio,
         "fake_warmup_cycles": options.fake_warmup_cycles,
@@ -93,6 +96,7 @@ loss_type = LossType(
     },
     scorers={"critic": "miles_dmd.losses.dmd2.objective:score"},
     needs={"student": {"critic": ("teacher_clean", "critic_clean", "score_sigma")}},
+    run_wide=frozenset({"fake_update_ratio", "fake_warmup_cycles", "teacher_num_inference_steps"}),
     teacher_sampling=teacher_sampling,
     check=check,
 )

@@ -52,6 +52,12 @@ def count_parameters(config: Mapping[str, Any]) -> int:
     return embeddings + blocks + head
 
 
+def buffer_bytes(config: Mapping[str, Any]) -> int:
+    """The fp32 table of positions: pos_embed_max_size squared rows (0.84 GiB in SD3.5-Medium)."""
+    c = {**DEFAULTS, **config}
+    return int(4 * c["pos_embed_max_size"] ** 2 * c["num_attention_heads"] * c["attention_head_dim"])
+
+
 def _block(dim: int, norms: int, *, dual: bool, last: bool) -> int:
     """Image and text stream, each modulated, normed and fed forward; the last block has no text output."""
     attention = 4 * _linear(dim, dim) + norms
@@ -130,5 +136,6 @@ family = ModelFamily(
     default_pixels=default_pixels,
     max_pixels=max_pixels,
     default_max_sequence_length=default_max_sequence_length,
+    buffer_bytes=buffer_bytes,
     torch_module="miles_dmd.models.sd3.network",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from miles_dmd.contracts.samples import Cond
 
 TRAIN_TIMESTEPS = 1000
 """What sigma = 1 is called by the network's time embedding."""
+DECODED_AT_ONCE = 4
+"""Images: at 512 pixels the VAE's widest activation is 256 MiB for each of them."""
 
 
 def build_network(checkpoint: Path) -> nn.Module:
@@ -62,19 +65,26 @@ def encode_prompts(
     }
 
 
-def open_decoder(checkpoint: Path) -> Callable[[Tensor], Tensor]:
+def open_decoder(checkpoint: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     from diffusers import AutoencoderKL
 
+    # safetensors only: from_pretrained would fall back to a pickle, and reading one runs what it says
     vae = AutoencoderKL.from_pretrained(
         str(checkpoint), subfolder="vae", local_files_only=True, use_safetensors=True
     ).eval()
 
     @torch.no_grad()
     def decode(latents: Tensor) -> Tensor:
-        images = vae.decode(latents.to("cpu", vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor).sample
-        return ((images.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        vae.to(device)  # only while it decodes: trainers share the device
+        images = torch.cat([_decoded(vae, part.to(device)).cpu() for part in latents.split(DECODED_AT_ONCE)])
+        vae.to("cpu")
+        return ((images / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
     return decode
+
+
+def _decoded(vae: Any, latents: Tensor) -> Tensor:
+    return vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor).sample.float()
 
 
 def write_scheduler(directory: Path, *, checkpoint: Path, shift: float, solver: str) -> str:

@@ -30,11 +30,18 @@ def cluster_of(monkeypatch):
     return set_resources
 
 
-@pytest.mark.parametrize(("gpus", "expected"), [(0, "cpu"), (1, "cpu"), (2, "cuda"), (8, "cuda")])
+@pytest.mark.parametrize(("gpus", "expected"), [(0, "cpu"), (2, "cuda"), (8, "cuda")])
 def test_auto_takes_gpus_where_every_rank_has_one(cluster_of, gpus, expected):
     cluster_of(cpus=8, gpus=gpus)
 
     assert choose_device("auto", bundles=2) == expected
+
+
+def test_auto_does_not_leave_gpus_idle_silently(cluster_of):
+    cluster_of(cpus=8, gpus=1)
+
+    with pytest.raises(ConfigError, match=r"--device auto: the run wants 2 GPUs .* has 1; .* --device cpu to leave"):
+        choose_device("auto", bundles=2)
 
 
 def test_cuda_without_gpus_is_refused_with_the_count(cluster_of):
