@@ -47,22 +47,22 @@ def directory(tmp_path):
 def server(directory):
     """A process that has ``directory`` among its arguments, and a child that has not."""
     process = subprocess.Popen([sys.executable, "-c", CLUSTER, str(directory)])
+    known = {}
+    wait_until(lambda: len(known.update(members(str(directory), {})) or known) == 2)
     yield process
-    process.kill()
+    guardian.end_all(str(directory), known)
     process.wait()
 
 
 def test_members_are_those_that_name_the_directory_and_their_descendants(directory, server):
-    assert wait_until(lambda: len(members(str(directory), {})) == 2)
-
     found = members(str(directory), {})
 
+    assert len(found) == 2
     assert server.pid in found
     assert os.getpid() not in found
 
 
 def test_descendant_is_known_after_its_parent_has_gone(directory, server):
-    wait_until(lambda: len(members(str(directory), {})) == 2)
     known = members(str(directory), {})
     (child,) = known.keys() - {server.pid}
 
@@ -71,7 +71,6 @@ def test_descendant_is_known_after_its_parent_has_gone(directory, server):
 
     assert members(str(directory), {}) == {}
     assert members(str(directory), known).keys() == {child}
-    os.kill(child, signal.SIGKILL)
 
 
 def test_process_id_that_is_used_again_is_another_process(directory):
@@ -103,12 +102,14 @@ def test_killed_driver_leaves_nothing(directory):
     server, guard = map(int, driver.stdout.readline().split())
     bystander = subprocess.Popen(["sleep", "60"])
     wait_until(lambda: len(members(str(directory), {})) >= 3)
-    time.sleep(guardian.SCAN_SECONDS + 0.2)
+    (orphan,) = members(str(directory), {}).keys() - {server, guard}
+    time.sleep(2 * guardian.SCAN_SECONDS)
+    os.kill(server, signal.SIGKILL)  # as Ray's servers go first, and leave agents that name no directory
 
     driver.kill()
     driver.wait()
 
-    assert wait_until(lambda: not lives(server) and not lives(guard))
+    assert wait_until(lambda: not lives(orphan) and not lives(guard))
     assert not directory.exists()
     assert bystander.poll() is None
     bystander.kill()
