@@ -119,7 +119,7 @@ def run_metrics(chosen: argparse.Namespace, steps: int, *more: str) -> list[dict
 
 
 def bare_cycles(args):
-    """A function that plays a cycle: rollouts, K fake-score steps, scoring, student step, EMA, weights to the sampler."""
+    """A function that plays a cycle: rollouts, K fake-score steps, scoring, student step, EMA, weight sync."""
     import torch
 
     from miles_dmd import registry

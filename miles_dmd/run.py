@@ -24,7 +24,7 @@ from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_conf
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError, MilesDmdError, PlanError
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.failure import stopped, told
+from miles_dmd.failure import one_line, stopped, told
 from miles_dmd.hooks import KeepBest, SampleGrids, export_student
 from miles_dmd.journal import Journal
 from miles_dmd.plan import (
@@ -208,8 +208,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 resume.verify()
                 print(f"\n{resume}")
     except (ConfigError, PlanError) as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except OSError as error:  # a disk that is full, a file that went away
+        print(f"{PROGRAM}: {one_line(error)}", file=sys.stderr)
+        return 1
     except (MilesDmdError, KeyboardInterrupt) as error:
         directory = trainer.directory if trainer is not None else None
         if request.signal is None:

@@ -30,8 +30,11 @@ def started(
 ) -> Iterator[tuple[dict[str, RayTrainerGroup], RayRollouts]]:
     """Trainer groups by name and the rollout worker, built and ready; gone when the block ends, however it ends."""
     sizes = {name: own.num_trainer_ranks for name, own in group_args.items()}
+    print(f"Starting Ray{f' at {args.ray_address}' if args.ray_address else ''} ...", flush=True)
     with ray_session(args.ray_address) as session:
-        check_nodes(sorted({args.hf_checkpoint, args.teacher_path}))
+        checkpoints = {args.teacher_path, *(own.hf_checkpoint for own in group_args.values())}
+        for node in check_nodes(sorted(checkpoints)):
+            print(f"  {node.node}: miles_dmd {node.version}, {node.free_gib:.1f} GiB of memory free", flush=True)
         num_servers = registry.load("engines", args.rollout_engine).num_servers(args)
         placement = place(
             sizes,
@@ -55,6 +58,7 @@ def started(
             for name, size in sizes.items():
                 groups[name] = RayTrainerGroup(name, size, placement, supervisor)
                 processes.append(groups[name])
+            print(f"Encoding {len(texts)} prompts, unless they are cached, and loading models ...", flush=True)
             table = rollouts.encode(args, placement.device, texts)
             calls: dict[str, Any] = {}
             for name, group in groups.items():

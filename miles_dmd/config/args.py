@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from miles_dmd import registry
 from miles_dmd.config.trainers import TrainerConfig
-from miles_dmd.config.values import NOT_ASKED, Count, Decay, Natural, NonNegative, Positive, ReadPath
+from miles_dmd.config.values import NOT_ASKED, Count, Decay, Natural, NonNegative, Positive, ReadPath, Shift, Steps
 from miles_dmd.errors import ConfigError
 
 
@@ -80,9 +80,9 @@ class RolloutArgs:
     """Samples in one forward of the in-process rollout engine."""
     num_rollout: Count = 1000
     """Student steps; warm-up cycles come on top."""
-    num_inference_steps: Count = 4
+    num_inference_steps: Steps = 4
     """Steps N of the student's sampler."""
-    shift: Positive = 3.0
+    shift: Shift = 3.0
     """Timestep shift of the student's sigma grid: N=4 and shift 3 give 1, 0.9, 0.75, 0.5."""
     solver: Literal["renoise", "euler"] = "renoise"
     """How the student gets from one step to the next: renoise is DMD2's (SDE), euler the deterministic one (ODE)."""

@@ -10,6 +10,7 @@ from typing import Any
 from miles_dmd.errors import ConfigError
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+ENCODER_WEIGHTS = "model.safetensors"
 NOT_PARAMETERS = ("pos_embed.pos_embed",)
 """The sine table of diffusers' PatchEmbed: a buffer that is saved beside the parameters (226 M numbers in SD3.5)."""
 _LARGEST_HEADER = 100 * 2**20
@@ -54,18 +55,23 @@ def require_pipeline(directory: Path, pipeline: str, components: Sequence[str]) 
 
 
 def require_weights(directory: Path) -> None:
-    """Raises ConfigError unless all weight files of a component are there."""
+    """Raises ConfigError unless all weight files of a component are there, and whole."""
     for path in weight_files(directory):
         if not path.is_file():
             raise ConfigError(f"lacks the weights {path}; download them, or look at the run with --dry-run")
+        for _ in _sizes(path):
+            pass
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Of one component: those that its index names, or the single file, whether or not they are there."""
-    index = directory / f"{WEIGHTS}.index.json"
-    if not index.is_file():
-        return [directory / WEIGHTS]
-    return [directory / name for name in weight_names(index)]
+    """Of one component: those that its index names, or the single file, whether or not they are there.
+
+    diffusers' components and transformers' encoders call them differently.
+    """
+    for name in (WEIGHTS, ENCODER_WEIGHTS):
+        if (index := directory / f"{name}.index.json").is_file():
+            return [directory / file for file in weight_names(index)]
+    return [directory / (ENCODER_WEIGHTS if directory.name.startswith("text_encoder") else WEIGHTS)]
 
 
 def weight_names(index: Path) -> list[str]:
@@ -94,15 +100,18 @@ def safetensors_parameters(directory: Path) -> int | None:
 
 def _sizes(path: Path) -> Iterator[tuple[str, int]]:
     """(name, number of elements) of each tensor. A file starts with the length of its JSON header: u64, little end."""
+    damaged = ConfigError(f"{path} is no safetensors file, or not all of it; download it again")
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= _LARGEST_HEADER:
-            raise ConfigError(f"{path} is no safetensors file; download it again")
+            raise damaged
         try:
             header = json.loads(file.read(length))
-        except ValueError as error:
-            raise ConfigError(f"{path} is no safetensors file, or not all of it; download it again") from error
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield name, math.prod(entry["shape"])
+            header.pop("__metadata__", None)
+            found = [(name, math.prod(entry["shape"]), entry["data_offsets"][1]) for name, entry in header.items()]
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+            raise damaged from error
+    if not found or path.stat().st_size != 8 + length + max(end for _, _, end in found):
+        raise damaged
+    yield from ((name, number) for name, number, _ in found)

@@ -14,6 +14,7 @@ from miles_dmd.config.runs import check_save
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import checked, kinds
 from miles_dmd.errors import ConfigError, PlanError
+from miles_dmd.observe.trackers import check_installed
 
 
 def check_args(args: Args) -> None:
@@ -105,7 +106,9 @@ def check_checkpoints(args: Args) -> None:
             try:
                 require_pipeline(Path(path), family.pipeline, family.components)
                 if not args.dry_run:
-                    require_weights(Path(path) / family.network_component)
+                    for component in family.components:
+                        if component == family.network_component or component.startswith(("text_encoder", "vae")):
+                            require_weights(Path(path) / component)
             except ConfigError as error:
                 raise ConfigError(f"{flag} {path}: {error}") from error
 
@@ -122,6 +125,10 @@ def check_pixels(args: Args) -> None:
             )
         if pixels is not None and pixels > longest:
             raise ConfigError(f"{flag} {pixels} is more than {checkpoint} has positions for; at most {longest}")
+
+
+def check_trackers(args: Args) -> None:
+    check_installed(tensorboard=args.tensorboard, wandb_project=args.wandb_project)
 
 
 def check_text_length(args: Args) -> None:
@@ -192,6 +199,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_checkpoints,
     check_pixels,
     check_text_length,
+    check_trackers,
     check_prompts,
     check_engine_options,
     check_run_wide,

@@ -12,6 +12,7 @@ from pathlib import Path
 from miles_dmd.checkpoint.store import find_checkpoint, run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
+from miles_dmd.observe.metrics import KIND
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,25 @@ ENTRIES = (
 
 def holds_run(directory: Path) -> bool:
     return any((directory / name).exists() for name in ENTRIES)
+
+
+def is_ours(directory: Path) -> bool:
+    """Whether what lies there was written by a run: its metrics say so in their first line."""
+    try:
+        with (directory / "metrics.jsonl").open("rb") as file:
+            return KIND.encode() in file.readline(200)
+    except OSError:
+        return False
+
+
+def inputs(args: Args) -> Iterator[tuple[str, Path]]:
+    """(flag, path) of everything that a run reads."""
+    for name in ("hf_checkpoint", "teacher_checkpoint", "prompt_data", "config"):
+        if (value := getattr(args, name)) is not None:
+            yield f"--{name.replace('_', '-')}", Path(value).resolve()
+    for trainer in args.trainers:
+        for name in trainer.overrides.keys() & {"hf_checkpoint", "teacher_checkpoint"}:
+            yield f"--{trainer.role}-{name.replace('_', '-')}", Path(trainer.overrides[name]).resolve()
 
 
 def preset_name(args: Args) -> str:
@@ -94,7 +114,10 @@ def check_save(args: Args) -> None:
     """Raises ConfigError where --save cannot be written to, or holds a run that nobody asked to replace."""
     if args.save is None:
         return
+    if not args.save:
+        raise ConfigError("--save is empty; name a directory, or leave it out for a fresh runs/<preset>-<n>")
     directory = Path(args.save)
+    _check_beside_inputs(args, directory.resolve())
     nearest = next(path for path in (directory, *directory.resolve().parents) if path.exists())
     if not nearest.is_dir():
         raise ConfigError(f"--save {args.save}: {nearest} is a file; name a directory")
@@ -106,9 +129,24 @@ def check_save(args: Args) -> None:
             )
     elif holds_run(directory) and not args.overwrite:
         raise ConfigError(
-            f"--save {args.save} holds another run; replace it with --overwrite, go on with it by --load latest, or "
-            "name another directory"
+            f"--save {args.save} holds another run, or files of the same names; replace it with --overwrite, go on "
+            "with it by --load latest, or name another directory"
         )
+
+    elif holds_run(directory) and not is_ours(directory):
+        raise ConfigError(
+            f"--overwrite: {args.save} holds files that no run wrote there (it has no metrics.jsonl of ours); remove "
+            "them yourself, or name another directory"
+        )
+
+
+def _check_beside_inputs(args: Args, directory: Path) -> None:
+    """A run neither writes into what it reads, nor removes it."""
+    for flag, path in inputs(args):
+        if path.is_dir() and (directory == path or path in directory.parents):
+            raise ConfigError(f"--save {args.save} lies in {flag} {path}; name a directory outside of it")
+        if directory in path.parents and path.relative_to(directory).parts[0] in ENTRIES and args.overwrite:
+            raise ConfigError(f"--overwrite would remove {flag} {path}; name another --save")
 
 
 def _remove(path: Path) -> None:

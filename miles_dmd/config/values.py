@@ -44,6 +44,8 @@ Natural = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, open_low=True)]
 NonNegative = Annotated[float, Range(0)]
 Decay = Annotated[float, Range(0, 1, open_high=True)]
+Shift = Annotated[float, Range(1, 1000)]
+Steps = Annotated[int, Range(1, 1000)]
 """Of a moving average: [0, 1)."""
 ReadPath = Annotated[str, InputPath()]
 

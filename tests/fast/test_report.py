@@ -110,8 +110,8 @@ def test_a_local_run_is_placed_in_this_process(tables):
 def test_memory_is_estimated_from_the_configuration_where_there_are_no_weights(tables):
     lines = tables("--actor-num-trainer-ranks", "2")["Memory"]
 
-    assert "critic fake_score 2,243,171,520 8.4 GiB 8.4 GiB 16.7 GiB - 864.0 MiB 43.5 GiB" in lines  # 20 B, teacher included
-    assert "actor student_ema 2,243,171,520 8.4 GiB - - - - 21.7 GiB" in lines  # 20 B over two ranks, the table on both
+    assert "critic fake_score 2,243,171,520 8.4 GiB 8.4 GiB 16.7 GiB - 864.0 MiB 43.5 GiB" in lines  # with the teacher
+    assert "actor student_ema 2,243,171,520 8.4 GiB - - - - 21.7 GiB" in lines  # over two ranks, the table on both
     assert "estimate" in lines[-1]
 
 

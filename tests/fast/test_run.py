@@ -1,4 +1,4 @@
-"""The composition root: a trainer from args or from a plan, with parts of one's own, and what it says when some lack."""
+"""The composition root: a trainer from args or from a plan, with parts of one's own, and what it says if some lack."""
 
 import pytest
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from miles_dmd import registry
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.config.values import Count, Natural
+from miles_dmd.config.values import Count, Natural, Shift, Steps
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan import DistillationPlan, build_plan
@@ -30,11 +30,11 @@ class Options:
     """Least noise at which teacher and fake score are compared; the law is truncated there, never clamped."""
     dm_sigma_max: float = 0.98
     """Most noise at which teacher and fake score are compared."""
-    dm_shift: float = 3.0
+    dm_shift: Shift = 3.0
     """Timestep shift of the noise law of that comparison; 1 is uniform, larger is noisier (SD3: 3)."""
-    fake_shift: float = 1.0
+    fake_shift: Shift = 1.0
     """Timestep shift of the noise law under which the fake score trains, over the full range [0, 1]."""
-    teacher_num_inference_steps: Count = 28
+    teacher_num_inference_steps: Steps = 28
     """Steps of the teacher's own sampling, as the exported distillation.json records it; does not affect training."""
     normalizer_floor: float = 1e-5
     """Least value of the per-sample normaliser mean|x_gen - x0_teacher|, which would otherwise divide by zero."""
@@ -79,9 +79,6 @@ def check(args: Any) -> None:
             f"--dm-sigma-min {options.dm_sigma_min} and --dm-sigma-max {options.dm_sigma_max} must satisfy "
             "0 < min < max < 1; the published bounds are 0.02 and 0.98"
         )
-    for flag, value in (("--dm-shift", options.dm_shift), ("--fake-shift", options.fake_shift)):
-        if value < 1:
-            raise ConfigError(f"{flag} {value} is below 1, which is no shift; pass 1 or more")
     if options.normalizer_floor <= 0:
         raise ConfigError(f"--normalizer-floor {options.normalizer_floor} must be above 0; the default is 1e-5")
 

@@ -185,9 +185,18 @@ def test_a_directory_that_is_no_pipeline_is_refused(asked, tmp_path):
 
 def test_a_run_with_weights_passes(asked, configuration_only):
     header = json.dumps({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    weights = configuration_only / "transformer" / "diffusion_pytorch_model.safetensors"
-    weights.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    encoders = [f"text_encoder{number}/model" for number in ("", "_2", "_3")]
+    for name in ("transformer/diffusion_pytorch_model", "vae/diffusion_pytorch_model", *encoders):
+        weights = configuration_only / f"{name}.safetensors"
+        weights.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    real = [word for word in asked if word != "--dry-run"]
 
-    args = parse_args([word for word in asked if word != "--dry-run"])
+    args = parse_args(real)
 
     assert not args.dry_run
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"--hf-checkpoint .*text_encoder_3.* not all of it; download it again"):
+        parse_args(real)
+    weights.unlink()
+    with pytest.raises(ConfigError, match=r"--hf-checkpoint .* lacks the weights .*text_encoder_3"):
+        parse_args(real)

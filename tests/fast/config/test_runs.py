@@ -16,6 +16,7 @@ from miles_dmd.config.runs import (
     preset_name,
 )
 from miles_dmd.errors import ConfigError
+from miles_dmd.observe.metrics import MetricsWriter
 
 
 def test_runs_of_a_preset_are_numbered(tmp_path):
@@ -55,11 +56,16 @@ def test_save_is_made_with_its_parents(tmp_path):
     assert not holds_run(directory)
 
 
+def written_by_a_run(directory):
+    MetricsWriter(directory / "metrics.jsonl").close()
+
+
 @pytest.mark.parametrize("left", ["student/model_index.json", "metrics.jsonl", "summary.json"])
 def test_another_run_is_replaced_only_when_asked(tmp_path, left):
     path = tmp_path / "run" / left
     path.parent.mkdir(parents=True)
     path.touch()
+    written_by_a_run(tmp_path / "run")
     (tmp_path / "run" / "notes.txt").touch()
     save = str(tmp_path / "run")
 
@@ -74,10 +80,45 @@ def test_a_link_is_removed_and_not_what_it_points_to(tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "student").symlink_to(tmp_path / "precious")
+    written_by_a_run(tmp_path / "run")
 
     claim_run_directory(Args(save=str(tmp_path / "run"), overwrite=True))
 
     assert (tmp_path / "precious").is_dir()
+
+
+def test_files_that_no_run_wrote_are_never_removed(tmp_path):
+    thesis = tmp_path / "samples" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.touch()
+
+    with pytest.raises(ConfigError, match=r"--overwrite: .* holds files that no run wrote there"):
+        claim_run_directory(Args(save=str(tmp_path), overwrite=True))
+
+    assert thesis.exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "argument", "inside"),
+    [("--hf-checkpoint", "hf_checkpoint", "student"), ("--prompt-data", "prompt_data", "samples/prompts.txt")],
+)
+def test_what_a_run_reads_is_never_removed(tmp_path, flag, argument, inside):
+    written_by_a_run(tmp_path)
+    path = tmp_path / inside
+    path.mkdir(parents=True)
+
+    with pytest.raises(ConfigError, match=f"--overwrite would remove {flag} {path}"):
+        check_save(Args(save=str(tmp_path), overwrite=True, **{argument: str(path)}))
+
+
+def test_a_run_does_not_write_into_its_teacher(tmp_path):
+    with pytest.raises(ConfigError, match=f"--save {tmp_path}/out lies in --hf-checkpoint {tmp_path}"):
+        check_save(Args(save=str(tmp_path / "out"), hf_checkpoint=str(tmp_path)))
+
+
+def test_an_empty_name_is_refused():
+    with pytest.raises(ConfigError, match="--save is empty"):
+        check_save(Args(save=""))
 
 
 @pytest.mark.parametrize("save", ["file", "file/below"])
