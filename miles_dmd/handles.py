@@ -30,6 +30,11 @@ class ScoreHandle:
     producer: str
     parts: tuple[Any, ...]
 
+    def of_rank(self, rank: int, ranks: int) -> tuple[Any, ...]:
+        """The parts that speak of samples of one rank out of ``ranks``: batches are cut into consecutive rows."""
+        count = len(self.parts)
+        return self.parts[rank * count // ranks : -(-(rank + 1) * count // ranks)]
+
 
 @dataclass(frozen=True, slots=True)
 class WeightHandle:

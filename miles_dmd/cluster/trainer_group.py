@@ -37,8 +37,11 @@ class RayTrainerGroup:
         }
 
     def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle]) -> list[TrainReport]:
-        parts = {producer: handle.parts for producer, handle in scores.items()}
-        return self._each("training", lambda rank, actor: actor.train.remote(batch.of_rank(rank, self.size), parts))
+        def call(rank: int, actor: Any) -> ray.ObjectRef:
+            parts = {producer: handle.of_rank(rank, self.size) for producer, handle in scores.items()}
+            return actor.train.remote(batch.of_rank(rank, self.size), parts)
+
+        return self._each("training", call)
 
     def score(self, batch: BatchHandle) -> ScoreHandle:
         # two results a rank: a number to wait for, which carries a failure too, and tensors that stay unopened

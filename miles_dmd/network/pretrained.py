@@ -23,10 +23,12 @@ def empty_network(family: ModelFamily, checkpoint: Path) -> nn.Module:
 def load_network(family: ModelFamily, checkpoint: Path, *, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The network with its weights, on the CPU in ``dtype``."""
     network = empty_network(family, checkpoint)
-    load_checkpoint_in_model(network, str(weight_file(checkpoint / family.network_component)), dtype=dtype)
+    weights = weight_file(checkpoint / family.network_component)
+    # without a device map, accelerate leaves parameters in the dtype of the file
+    load_checkpoint_in_model(network, str(weights), device_map={"": "cpu"}, dtype=dtype)
     missing = [name for name, value in network.named_parameters() if value.is_meta]
     if missing:
-        raise ValueError(
+        raise ConfigError(
             f"{checkpoint / family.network_component} lacks weights for {missing[:4]} ({len(missing)} in all)"
         )
     return network

@@ -18,6 +18,8 @@ from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.network.pretrained import weight_file
 
 WEIGHTS_NAME = "diffusion_pytorch_model{suffix}.safetensors"
+SHARD_SIZE: int | str = "5GB"
+"""Most of one weight file; larger networks are written in several, with an index."""
 
 
 def write_student(
@@ -78,7 +80,7 @@ def _write_network(target: Path, source: Path, buckets: Iterable[Mapping[str, Te
             weights[name] = value.to(stored[name].dtype) if name in stored else value
     for name in stored.keys() - weights.keys():
         weights[name] = stored[name]
-    save_torch_state_dict(weights, target, filename_pattern=WEIGHTS_NAME, max_shard_size="5GB")
+    save_torch_state_dict(weights, target, filename_pattern=WEIGHTS_NAME, max_shard_size=SHARD_SIZE)
 
 
 class _LazyTensors(Mapping[str, Tensor]):

@@ -1,14 +1,18 @@
 """Whole runs: in one process, and through Ray, which must give the same numbers."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from miles_dmd import registry
 from miles_dmd.contracts.distillation import read_distillation
 from miles_dmd.errors import ExternalDataError
+from miles_dmd.hooks import describe
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer, main
 
@@ -99,6 +103,39 @@ def test_exported_pipeline_reproduces_the_trainers_sample(reference):
 
     torch.testing.assert_close(pipeline.scheduler.sigmas, torch.tensor([*distillation.sigmas, 0.0]), rtol=0, atol=1e-6)
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def other_weights(teacher, tmp_path_factory):
+    """The teacher with a transformer that is a little different."""
+    directory = tmp_path_factory.mktemp("other") / "student"
+    shutil.copytree(teacher, directory)
+    path = directory / "transformer" / "diffusion_pytorch_model.safetensors"
+    generator = torch.Generator().manual_seed(0)
+    stored = load_file(path)
+    save_file({n: v + 0.05 * torch.randn(v.shape, generator=generator) for n, v in stored.items()}, path)
+    return directory
+
+
+def test_rollouts_start_from_the_students_own_weights(make_args, other_weights, tmp_path):
+    own = ("--actor-hf-checkpoint", str(other_weights), "--fake-warmup-cycles", "0", "--num-rollout", "1")
+
+    trainer = DistillationTrainer(make_args("--local", *own, "--save", str(tmp_path)))
+    trainer.fit()
+
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert row["actor/rollout_drift"] < 1e-5
+    assert trainer.plan.role_layout.groups[1].model_ref == str(other_weights)
+
+
+def test_what_the_teacher_is_told_not_to_draw_is_part_of_its_call(make_args):
+    loss_type = registry.load("losses", "dmd2")
+
+    plain, negative = (describe(make_args(*more), loss_type, 0) for more in ((), ("--negative-prompt", "blurry")))
+
+    assert "negative_prompt" not in plain.teacher_call
+    assert negative.teacher_call["negative_prompt"] == "blurry"
+    assert Path(plain.teacher).is_absolute()
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 5])

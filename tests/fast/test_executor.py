@@ -8,7 +8,7 @@ from miles_dmd.batches import RolloutBatches
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.errors import PhaseError
 from miles_dmd.executor import GroupExecutor, agreed, combined
-from miles_dmd.handles import BatchHandle
+from miles_dmd.handles import BatchHandle, ScoreHandle
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan import build_plan, requests_until_student_update
 from miles_dmd.plan.schedule import TrainerCounters
@@ -45,6 +45,16 @@ def test_every_rank_gets_consecutive_chunks():
 
     assert [batch.of_rank(rank, 2) for rank in range(2)] == [("a", "b", "c"), ("d", "e", "f")]
     assert [batch.of_rank(rank, 3) for rank in range(3)] == [("a", "b"), ("c", "d"), ("e", "f")]
+
+
+@pytest.mark.parametrize(
+    ("producers", "ranks", "expected"),
+    [(2, 2, ["a", "b"]), (1, 3, ["a", "a", "a"]), (4, 2, ["ab", "cd"]), (3, 2, ["ab", "bc"]), (2, 3, ["a", "ab", "b"])],
+)
+def test_every_rank_gets_the_scores_of_its_own_samples(producers, ranks, expected):
+    scores = ScoreHandle("critic", tuple("abcd"[:producers]))
+
+    assert ["".join(scores.of_rank(rank, ranks)) for rank in range(ranks)] == expected
 
 
 @pytest.mark.parametrize(("sizes", "chunks"), [((1, 1), 1), ((2, 1), 2), ((2, 3), 6), ((4, 2), 4)])

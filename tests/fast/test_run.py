@@ -13,7 +13,7 @@ def plan():
     return build_plan("dmd2", {"model_path": "/m", "fake_update_ratio": 2}, {"distribution_matching"})
 
 
-def test_fakes_play_a_plan(plan):
+def test_invariant_12_fakes_play_a_plan(plan):
     hooks = FakeDistillationHooks()
     parts = {"executor": FakePhaseExecutor(), "batch_provider": FakeBatchProvider(num_batches=6, batch_size=1)}
     trainer = DistillationTrainer(plan=plan, hooks=hooks, **parts)
@@ -39,7 +39,7 @@ def test_args_and_plan_exclude_each_other(plan, make_args, both):
         DistillationTrainer(**given)
 
 
-def test_missing_parts_are_named(plan):
+def test_invariant_12_missing_parts_are_named(plan):
     trainer = DistillationTrainer(plan=plan)
 
     with pytest.raises(NotImplementedError, match="no executor and no batch_provider: inject them"):

@@ -99,7 +99,7 @@ CONVERSIONS = {
 
 @pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_inputs_are_computed_and_returned_in_fp32(convert, dtype):
+def test_invariant_13_half_inputs_are_computed_and_returned_in_fp32(convert, dtype):
     x, y, sigma = (tensor.to(dtype) for tensor in _draw((2, 3, 4), 4))
 
     result = convert(x, y, sigma)
@@ -162,7 +162,7 @@ def test_levels_that_are_no_variance_preserving_pair_are_refused_for_a_v_predict
         eq.v_prediction_to_x0(x, v, 0.5, 0.5)
 
 
-def test_the_difference_of_two_clean_predictions_survives_in_fp32_and_not_in_bf16():
+def test_invariant_13_the_difference_of_two_clean_predictions_survives_in_fp32_and_not_in_bf16():
     # two scores that differ by 1 % at sigma .9: the signal of distribution matching
     x0, noise, _ = (tensor.double() for tensor in _draw((4, 16, 8, 8), 11))
     real, sigma = noise - x0, 0.9

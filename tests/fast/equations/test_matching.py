@@ -109,7 +109,7 @@ def test_a_surrogate_of_a_bad_gradient_is_itself_not_finite():
     assert not dmd_surrogate_loss(x_gen, gradient).isfinite()
 
 
-def test_no_graph_leaves_the_direction():
+def test_invariant_15_no_graph_leaves_the_direction():
     x_gen, real, fake = (tensor.clone().requires_grad_() for tensor in _three())
 
     results = dmd_gradient(x_gen, real, fake, 1e-5)
@@ -161,7 +161,7 @@ def test_parameters_get_the_jacobian_transposed_times_g_over_n():
         assert_close(one, other)
 
 
-def test_parameters_gradient_is_the_finite_difference_with_the_target_held_fixed():
+def test_invariant_14_parameters_gradient_is_the_finite_difference_with_the_target_held_fixed():
     student, z = TinyStudent(), _three(6, 3)[0]
     gradient, step = _three(6, 4)[1], 1e-2
     parameters = list(student.parameters())
@@ -218,7 +218,7 @@ def test_the_fake_target_is_noise_minus_sample_and_the_true_velocity_has_no_loss
     assert fake_score_loss(noise - x_gen, target) == 0
 
 
-def test_fake_target_and_its_loss_detach_all_but_the_prediction():
+def test_invariant_15_fake_target_and_its_loss_detach_all_but_the_prediction():
     x_gen, noise, prediction = (tensor.clone().requires_grad_() for tensor in _three())
 
     assert not fake_score_target(x_gen, noise).requires_grad
@@ -308,7 +308,7 @@ def test_a_mask_is_no_weight(loss, entries, value):
 
 
 @each_loss
-def test_half_inputs_are_computed_and_returned_in_fp32_and_gradients_come_back_in_half(loss, entries):
+def test_invariant_13_half_inputs_are_computed_and_returned_in_fp32_and_gradients_come_back_in_half(loss, entries):
     x, y, _ = _three().bfloat16()
     x = x.requires_grad_()
 

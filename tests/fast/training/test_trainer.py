@@ -173,6 +173,8 @@ def test_gradient_checkpointing_changes_memory_and_not_the_result(house, make_ar
     a, b = house.trainer("critic").train(batch, {}), recomputing.trainer("critic").train(batch, {})
 
     assert b.metrics["grad_norm"] == pytest.approx(a.metrics["grad_norm"], rel=1e-5)
+    networks = [h.trainer("critic").models["fake_score"].network for h in (house, recomputing)]
+    assert [network.gradient_checkpointing for network in networks] == [False, True]
 
 
 def test_prompt_table_is_encoded_once(house, digit_prompts):
