@@ -10,9 +10,9 @@ plain torch modules, no FSDP, no processes, no handles. Cycles of all variants a
 import argparse
 import contextlib
 import json
+import resource
 import statistics
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -38,8 +38,8 @@ def main() -> int:
 def ratios(chosen: argparse.Namespace) -> dict:
     """Cycles of all variants in turn, so that a busy moment of the machine hits all of them alike."""
     with contextlib.ExitStack() as stack:
-        ray_cycle, spans = stack.enter_context(run_cycles(arguments(chosen)))
-        local_cycle, _ = stack.enter_context(run_cycles(arguments(chosen, "--local")))
+        ray_cycle, spans, _ = stack.enter_context(run_cycles(arguments(chosen)))
+        local_cycle, *_ = stack.enter_context(run_cycles(arguments(chosen, "--local")))
         variants = {"bare loop": bare_cycles(arguments(chosen)), "--local": local_cycle, "Ray": ray_cycle}
         times: dict[str, list[float]] = {name: [] for name in variants}
         for number in range(chosen.cycles + SKIPPED):
@@ -63,7 +63,7 @@ def ratios(chosen: argparse.Namespace) -> dict:
 
 @contextlib.contextmanager
 def run_cycles(args):
-    """A function that plays the next cycle of a real run, and the run's span log."""
+    """A function that plays the next cycle of a real run, the run's span log and its executor."""
     from miles_dmd import registry
     from miles_dmd.batches import RolloutBatches
     from miles_dmd.executor import GroupExecutor
@@ -83,22 +83,26 @@ def run_cycles(args):
             lambda request: requests_until_student_update(plan.update_schedule, controller.counters, request),
         )
         controller = DistillationTrainerController(plan, provider, executor)
-        yield (lambda: controller.run(1)), spans
+        yield (lambda: controller.run(1)), spans, executor
 
 
 def memory(chosen: argparse.Namespace) -> dict:
-    rows = run_metrics(chosen, chosen.memory_cycles)
-    points = [row for row in rows if row["cycle"] in (10, len(rows) // 2, len(rows)) and "actor/peak_memory_mib" in row]
-    keys = ("actor/peak_memory_mib", "critic/peak_memory_mib")
-    for row in points:
-        print(f"cycle {row['cycle']:>4}  " + "  ".join(f"{key.split('/')[0]} {row[key]:.1f} MiB" for key in keys))
-    growth = {key.split("/")[0]: points[-1][key] - points[0][key] for key in keys}
+    """Peak memory of every process, at three moments of a long run: what is still rising at the end leaks."""
+    moments = {chosen.memory_cycles // 10: {}, chosen.memory_cycles // 2: {}, chosen.memory_cycles: {}}
+    with run_cycles(arguments(chosen)) as (cycle, _, executor):
+        for number in range(1, chosen.memory_cycles + 1):
+            cycle()
+            if number in moments:
+                driver = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+                peaks = {**executor.peak_memory, "rollout": executor.rollouts.peak_memory(), "driver": driver}
+                moments[number] = {name: peak / 2**20 for name, peak in peaks.items()}
+                print(
+                    f"cycle {number:>4}  " + "  ".join(f"{name} {mib:.1f} MiB" for name, mib in moments[number].items())
+                )
+    first, _, last = moments.values()
+    growth = {name: last[name] - first[name] for name in last}
     print("growth of the peak, MiB: " + ", ".join(f"{name} {value:+.1f}" for name, value in growth.items()))
-    return {
-        "cycles": len(rows),
-        "growth_mib": growth,
-        "points": [{key: row[key] for key in ("cycle", *keys)} for row in points],
-    }
+    return {"cycles": chosen.memory_cycles, "growth_mib": growth, "peak_mib": moments}
 
 
 def arguments(chosen: argparse.Namespace, *more: str):
@@ -106,16 +110,6 @@ def arguments(chosen: argparse.Namespace, *more: str):
 
     words = ["--config", chosen.config, "--sample-prompts", "0", "--device", "cpu"]
     return parse_args([*words, *more])
-
-
-def run_metrics(chosen: argparse.Namespace, steps: int, *more: str) -> list[dict]:
-    """The metric rows of a whole run."""
-    from miles_dmd.observe.metrics import read_metrics
-    from miles_dmd.run import DistillationTrainer
-
-    with tempfile.TemporaryDirectory() as directory:
-        DistillationTrainer(arguments(chosen, "--num-rollout", str(steps), "--save", directory, *more)).fit()
-        return read_metrics(Path(directory) / "metrics.jsonl")
 
 
 def bare_cycles(args):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,14 @@ def _handle(chunks: Sequence[DenoisingBatch]) -> BatchHandle:
 
 def _buckets(weights: WeightHandle) -> Iterator[Any]:
     """One bucket in memory at a time."""
-    return (ray.get(ref) for ref in weights.buckets)
+    import torch
+
+    for ref in weights.buckets:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # Ray's arrays are read-only, and so are these tensors: they are copied from
+            yield {name: torch.from_numpy(array) for name, array in ray.get(ref).items()}
 
 
 class RayRollouts:

@@ -112,4 +112,5 @@ class TrainerActor(Watched):
     def weights(self, averaged: bool) -> list[ray.ObjectRef]:
         """References to the full weights from rank 0, nothing from the others, which take part in the gathering."""
         buckets = self.trainer.weights(averaged=averaged)
-        return [ray.put(bucket) for bucket in buckets if self.rank == 0]
+        # arrays, because Ray hands them on without a copy; a tensor it pickles, one by one
+        return [ray.put({n: v.numpy() for n, v in bucket.items()}) for bucket in buckets if self.rank == 0]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from miles_dmd import registry
@@ -24,6 +24,9 @@ from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.contracts.samples import Cond
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digest_file
+
+HELD_BYTES = 64 << 20
+"""A table up to this size is kept in memory; rows of a larger one are read from the file."""
 
 
 class PromptTable:
@@ -35,6 +38,7 @@ class PromptTable:
             raise ConfigError(
                 f"--cache-dir: {path} is not there; pass a --cache-dir that every node of the cluster shares"
             )
+        self._held = load_file(str(path)) if path.stat().st_size <= HELD_BYTES else None
         with safe_open(str(path), "pt") as file:
             self.names = tuple(sorted(file.keys()))
             self.num_prompts = file.get_slice(self.names[0]).get_shape()[0] - 1
@@ -44,6 +48,8 @@ class PromptTable:
         rows = sorted(set(prompt_ids))
         if rows and not 0 <= rows[0] <= rows[-1] <= self.num_prompts:
             raise IndexError(f"prompt ids {rows[0]}..{rows[-1]} lie outside {self.path}, which has {self.num_prompts}")
+        if self._held is not None:
+            return {name: column[torch.tensor(prompt_ids)] for name, column in self._held.items()}
         place = {row: index for index, row in enumerate(rows)}
         index = torch.tensor([place[row] for row in prompt_ids])
         with safe_open(str(self.path), "pt") as file:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from miles_dmd.training.shard import like, local
 
 
 class ShardedEma:
@@ -39,26 +40,9 @@ class ShardedEma:
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The average as the network's parameters are: DTensors that share this rank's memory, or plain tensors."""
-        for (name, parameter), local in zip(self._sharded.items(), self._model.shadow_params, strict=True):
-            yield name, _like(parameter, local)
+        for (name, parameter), average in zip(self._sharded.items(), self._model.shadow_params, strict=True):
+            yield name, like(parameter, average)
 
     def _local(self) -> list[Tensor]:
-        return [_local(parameter) for parameter in self._sharded.values()]
-
-
-def _local(parameter: Tensor) -> Tensor:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return local.detach().requires_grad_(parameter.requires_grad)  # EMAModel copies what requires no gradient
-
-
-def _like(parameter: Tensor, local: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,  # of shards that are not even, it does not follow from the local one
-        stride=parameter.stride(),
-    )
+        # EMAModel copies what requires no gradient
+        return [local(p).detach().requires_grad_(p.requires_grad) for p in self._sharded.values()]

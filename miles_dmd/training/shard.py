@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from miles_dmd.training.compute import Compute
 
@@ -38,3 +39,22 @@ def shard(network: nn.Module, blocks: Sequence[str], mesh: DeviceMesh, compute_d
         # also the root: a scoring pass would otherwise leave its parameters gathered until the next backward
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     return network
+
+
+def local(value: Tensor) -> Tensor:
+    """This rank's part of ``value``, sharing its memory; ``value`` itself where it is no DTensor."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def like(sharded: Tensor, part: Tensor) -> Tensor:
+    """``part``, this rank's, as the DTensor that ``sharded`` is, sharing memory; the inverse of ``local``."""
+    if not isinstance(sharded, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        sharded.device_mesh,
+        sharded.placements,
+        run_check=False,
+        shape=sharded.shape,  # of shards that are not even, it does not follow from the local one
+        stride=sharded.stride(),
+    )

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from miles_dmd.checkpoint.manifest import FileEntry, entry_of, read_json
 from miles_dmd.errors import CheckpointError, FormatError, SaveError
 from miles_dmd.files import write_synced
+from miles_dmd.training.shard import like
 
 FORMAT = 1
 FILE_BYTES = 256 << 20
@@ -50,6 +51,8 @@ class TrainerState:
 
     network: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
+    shards: Mapping[str, Tensor] | None = None
+    """What the optimizer holds for each parameter, where that is this rank's shard instead of the parameter itself."""
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
     average: Average | None = None
 
@@ -88,11 +91,15 @@ class TrainerState:
 
     def _tensors(self) -> dict[str, Tensor]:
         """This rank's shards, by name: the live memory, not copies."""
-        tensors = {f"network.{name}": value.detach() for name, value in self._parameters()}
+        parameters = dict(self._parameters())
+        tensors = {f"network.{name}": value.detach() for name, value in parameters.items()}
         if self.average is not None:
             tensors |= {f"average.{name}": value.detach() for name, value in self.average.named_parameters()}
         for name, state in self._optimizer_states():
-            tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS}
+            whole = parameters[name]
+            tensors |= {
+                f"{moment}.{name}": like(whole, state[moment]) if self.shards else state[moment] for moment in MOMENTS
+            }
         return tensors
 
     def _numbers(self) -> dict[str, Any]:
@@ -111,7 +118,11 @@ class TrainerState:
 
     def _optimizer_states(self) -> Iterator[tuple[str, Any]]:
         state: Mapping[Any, Any] = self.optimizer.state if self.optimizer is not None else {}
-        return ((name, state[parameter]) for name, parameter in self._parameters() if parameter in state)
+        held = self._held()
+        return ((name, state[held[name]]) for name in held if held[name] in state)
+
+    def _held(self) -> Mapping[str, Tensor]:
+        return self.shards if self.shards is not None else dict(self._parameters())
 
     def _require_same(self, numbers: Mapping[str, Any], directory: Path) -> None:
         here = {name for name, _ in self._parameters()}
@@ -126,7 +137,7 @@ class TrainerState:
         state = self.optimizer.state_dict()
         state["state"] = {
             index: {"step": torch.tensor(float(steps[name])), **{m: torch.zeros_like(value) for m in MOMENTS}}
-            for index, (name, value) in enumerate(self._parameters())
+            for index, (name, value) in enumerate(self._held().items())
             if name in steps
         }
         self.optimizer.load_state_dict(state)

@@ -33,6 +33,7 @@ from miles_dmd.plan import DistillationPlan
 from miles_dmd.plan.partition import micro_batches
 from miles_dmd.training.compute import Compute, peak_memory_bytes
 from miles_dmd.training.ema import ShardedEma
+from miles_dmd.training.optimizer import ShardedAdamW
 from miles_dmd.training.shard import group_mesh, shard
 from miles_dmd.training.state import TrainerState
 
@@ -77,7 +78,13 @@ class Trainer:
         """What a checkpoint holds of this trainer. A frozen network is not in it: its files are."""
         if self.trained is None:
             return TrainerState()
-        return TrainerState(network=self._network, optimizer=self.optimizer, scheduler=self.scheduler, average=self.ema)
+        return TrainerState(
+            network=self._network,
+            optimizer=self.optimizer,
+            shards=self._adamw.shards,
+            scheduler=self.scheduler,
+            average=self.ema,
+        )
 
     @property
     def _network(self) -> torch.nn.Module:
@@ -95,14 +102,8 @@ class Trainer:
 
     def _build_optimizer(self, horizon: int) -> None:
         args = self.args
-        self.optimizer = torch.optim.AdamW(
-            self._network.parameters(),
-            lr=args.lr,
-            betas=args.betas,
-            eps=args.adam_eps,
-            weight_decay=args.weight_decay,
-            fused=True,  # one call for all shards: DTensor's dispatch, parameter by parameter, costs more than the step
-        )
+        self._adamw = ShardedAdamW(self._network, args)
+        self.optimizer = self._adamw.optimizer
         self.scheduler = get_scheduler(
             args.lr_scheduler, self.optimizer, num_warmup_steps=args.lr_warmup_steps, num_training_steps=horizon
         )
@@ -115,13 +116,12 @@ class Trainer:
         batch = self._conditioned(batch)
         scores = self._required(batch, external)
         metrics, nonfinite = self._accumulate(batch, scores)
-        norm = torch.nn.utils.clip_grad_norm_(self._network.parameters(), self.args.clip_grad)
-        metrics["grad_norm"] = _full(norm).item()
-        metrics["lr"] = self.optimizer.param_groups[0]["lr"]  # type: ignore[union-attr]
+        metrics["grad_norm"] = self._adamw.clip(self.args.clip_grad).item()
+        metrics["lr"] = self._adamw.optimizer.param_groups[0]["lr"]
         applied = self._all_finite(nonfinite, metrics)
         if applied:
             metrics |= self._step()
-        self._network.zero_grad(set_to_none=True)
+        self._adamw.zero_grad()
         return TrainReport(
             num_samples=len(batch),
             metrics=metrics,
@@ -157,7 +157,7 @@ class Trainer:
         return flag.item() == 0
 
     def _step(self) -> dict[str, float]:
-        self.optimizer.step()  # type: ignore[union-attr]
+        self._adamw.step()
         self.scheduler.step()
         return {} if self.ema is None else {"ema_decay": self.ema.update()}
 

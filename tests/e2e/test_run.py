@@ -187,7 +187,8 @@ def test_ray_run_equals_the_local_run(reference, make_args, ray_cluster, tmp_pat
     ours = load_file(reference[0] / "student" / "transformer" / "diffusion_pytorch_model.safetensors")
     theirs = load_file(tmp_path / "student" / "transformer" / "diffusion_pytorch_model.safetensors")
     for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=1e-5)
+        # Adam's first steps are as long for a gradient of rounding as for a real one, so single weights may differ
+        assert (value - theirs[name]).abs().mean() < 1e-6, name
 
 
 def test_command_line_says_where_the_student_is(flags, tmp_path, capsys):

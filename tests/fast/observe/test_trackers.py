@@ -34,7 +34,6 @@ def test_metrics_jsonl_is_always_written(tmp_path):
 
 
 def test_tensorboard_gets_every_number_at_its_cycle(tmp_path):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     opened = open_trackers(tmp_path, tensorboard=True)
