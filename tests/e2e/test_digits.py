@@ -45,7 +45,7 @@ def test_student_comes_close_to_its_teacher(run, tmp_path):
 def test_run_shows_before_during_and_after(run):
     directory, done = run
 
-    grids = sorted(path.name for path in (directory / "samples").iterdir())
+    grids = sorted(path.name for path in (directory / "samples").glob("*.png"))
 
     summary = json.loads((directory / "summary.json").read_text())
     assert grids[0] == "step_000000.png"
