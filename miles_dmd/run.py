@@ -182,8 +182,10 @@ def started_groups(
     assert args.prompt_data is not None
     prompts = PromptSource(args.prompt_data, args.seed)
     group_args = {config.role: compute_trainer_args(args, config) for config in compute_trainer_configs(args)}
-    if set(group_args) != set(plan.groups):
-        raise ConfigError(f"trainers {sorted(group_args)} are not the plan's groups {sorted(plan.groups)}")
+    if tuple(group_args) != plan.groups:
+        raise ConfigError(
+            f"trainers {', '.join(group_args)} are not the plan's groups {', '.join(plan.groups)}, in order"
+        )
     steps = plan.optimizer_steps(args.num_rollout)
     horizons = {group: steps.get(plan.trainable_role(group) or "", 0) for group in plan.groups}
     # late, because the Ray driver needs no torch and a local run no Ray
