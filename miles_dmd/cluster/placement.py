@@ -34,9 +34,6 @@ class Placement:
         threads = str(self.cpu_threads)
         # read by torch's thread pools when they are first imported, so it must be in the environment before that
         env = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
-        # Ray calls an actor in a thread of its own, whose malloc arena glibc gives back and faults in at each step:
-        # a cycle on the CPU took a sixth longer
-        env["MALLOC_ARENA_MAX"] = "1"
         return {"scheduling_strategy": strategy, "runtime_env": {"env_vars": env}, **resources}
 
     def remove(self) -> None:
