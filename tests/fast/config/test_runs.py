@@ -87,7 +87,10 @@ def test_a_link_is_removed_and_not_what_it_points_to(tmp_path):
     assert (tmp_path / "precious").is_dir()
 
 
-def test_files_that_no_run_wrote_are_never_removed(tmp_path):
+@pytest.mark.parametrize("metrics", [None, "cycle,loss\n1,2\n"], ids=["no metrics", "somebody's metrics"])
+def test_files_that_no_run_wrote_are_never_removed(tmp_path, metrics):
+    if metrics is not None:
+        (tmp_path / "metrics.jsonl").write_text(metrics)
     thesis = tmp_path / "samples" / "thesis.txt"
     thesis.parent.mkdir()
     thesis.touch()
