@@ -30,9 +30,7 @@ class RolloutBatches:
 
     def next(self, request: PhaseRequest) -> BatchHandle:
         if not self._ready:
-            requests = [self._requests() for _ in range(self.ahead(request))]
-            with self.executor.spans.span("rollout", group="rollout"):
-                self._ready.extend(self.executor.sampling().generate(requests, self.executor.num_chunks))
+            self._ready.extend(self.executor.generate([self._requests() for _ in range(self.ahead(request))]))
         return self._ready.popleft()
 
     def pending(self) -> tuple[BatchHandle, ...]:

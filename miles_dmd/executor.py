@@ -42,15 +42,13 @@ class TrainerGroup(Protocol):
 
 
 class Rollouts(Protocol):
-    """The rollout worker, addressed from the driver."""
+    """The rollout worker, addressed from the driver. It is awake after every call but ``generate`` and ``sleep``."""
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]: ...
 
     def update_weights(self, weights: WeightHandle, version: int) -> None: ...
 
     def sleep(self) -> None: ...
-
-    def wake(self) -> None: ...
 
     def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]: ...
 
@@ -84,11 +82,16 @@ class GroupExecutor:
         """Chunks of a batch: the least number from which every group can take equally many a rank."""
         return math.lcm(*(group.size for group in self.groups.values()))
 
+    def generate(self, batches: Sequence[Sequence[RolloutRequest]]) -> list[BatchHandle]:
+        """Sample several batches at once, after which the engine has left the device."""
+        with self.spans.span("rollout", group="rollout"):
+            handles = self.rollouts.generate(batches, self.num_chunks)
+        self._engine_asleep = True
+        return handles
+
     def sampling(self) -> Rollouts:
-        """The rollout worker, awake. It wakes once a cycle: weights go in and all batches come out before it sleeps."""
-        if self._engine_asleep:
-            self.rollouts.wake()
-            self._engine_asleep = False
+        """The rollout worker, for a call that wakes it."""
+        self._engine_asleep = False
         return self.rollouts
 
     def _clear_device(self) -> None:

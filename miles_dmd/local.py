@@ -67,9 +67,6 @@ class LocalRollouts:
     def sleep(self) -> None:
         self.worker.sleep()
 
-    def wake(self) -> None:
-        self.worker.wake()
-
     def update_weights(self, weights: WeightHandle, version: int) -> None:
         self.worker.update_weights(weights.buckets, version)
 

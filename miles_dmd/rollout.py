@@ -25,7 +25,10 @@ from miles_dmd.training.export import write_student
 
 
 class RolloutWorker:
-    """``texts`` are what ``prompts`` has encoded; ``servers`` are those started for the engine, if it has any."""
+    """Awake when it is built. Whatever needs the engine wakes it; batches are the last that a cycle wants of it, so it
+    sleeps when they are out: once a cycle each, and no call of their own.
+
+    ``texts`` are what ``prompts`` has encoded; ``servers`` are those started for the engine, if it has any."""
 
     def __init__(
         self,
@@ -39,25 +42,33 @@ class RolloutWorker:
         self.args, self.compute = args, compute
         build = registry.resolve(registry.load("engines", args.rollout_engine).build)
         self.engine: RolloutEngine = build(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
+        self._asleep = False
         self._decode: Any = None
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[list[DenoisingBatch]]:
-        """Several batches in one engine call, each cut into ``num_chunks`` equal chunks."""
+        """Several batches in one engine call, each cut into ``num_chunks`` equal chunks. Then the engine sleeps."""
         requests = [request for batch in batches for request in batch]
-        whole = self.engine.generate(requests)
+        whole = self._awake().generate(requests)
         if whole.ids != tuple(request.sample_id for request in requests):
             raise EngineError(f"the engine returned samples {whole.ids[:4]}..., asked for {requests[0].sample_id}...")
         result, start = [], 0
         for batch in batches:
             result.append(_chunks(whole.take(range(start, start + len(batch))), num_chunks))
             start += len(batch)
+        self.sleep()
         return result
 
     def sleep(self) -> None:
-        self.engine.sleep()
+        """The engine leaves the device to trainers."""
+        if not self._asleep:
+            self.engine.sleep()
+            self._asleep = True
 
-    def wake(self) -> None:
-        self.engine.wake()
+    def _awake(self) -> RolloutEngine:
+        if self._asleep:
+            self.engine.wake()
+            self._asleep = False
+        return self.engine
 
     def save_batches(self, batches: Sequence[DenoisingBatch], directory: Path) -> list[FileEntry]:
         """One file each into ``directory``, which exists; paths below its parent. Raises SaveError."""
@@ -74,7 +85,7 @@ class RolloutWorker:
         return [_chunks(read_batch(path), num_chunks) for path in paths]
 
     def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
-        self.engine.update_weights(buckets, version)
+        self._awake().update_weights(buckets, version)
 
     def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[np.ndarray, SampleStatistics]:
         """[B, H, W, 3] uint8: finished samples of all N steps, decoded; and numbers about their latents.
@@ -84,7 +95,7 @@ class RolloutWorker:
         if self._decode is None:
             family = registry.load("models", self.args.model_family)
             self._decode = family.code().open_decoder(Path(self.args.hf_checkpoint), self.compute.device)
-        latents = self.engine.sample(requests)
+        latents = self._awake().sample(requests)
         told = statistics(latents, [request.prompt_id for request in requests], limit)
         return np.asarray(self._decode(latents)), told
 

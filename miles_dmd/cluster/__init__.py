@@ -11,6 +11,8 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 # Ray's default of 60 s is how long its agents and the driver would hang on to a cluster whose head is gone.
 os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
+# Ray's default of +15 would make trainers give way to everything else on the machine.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray calls an actor in a thread of its own, whose malloc arena glibc gives back and faults in at every step. It is
 # read when a process starts, so it must be there before Ray is.
 os.environ.setdefault("MALLOC_ARENA_MAX", "1")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from miles_dmd.contracts.reports import SampleStatistics
 from miles_dmd.handles import BatchHandle, WeightHandle
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from miles_dmd.checkpoint.manifest import FileEntry
     from miles_dmd.contracts.samples import DenoisingBatch
     from miles_dmd.rollout import RolloutWorker
@@ -37,17 +39,20 @@ class RolloutActor(Watched):
         return str(table)
 
     def build(self, args: Any, device: str, prompt_table: str, texts: Sequence[str], servers: Sequence[str]) -> None:
+        from miles_dmd.cluster.arrays import send_tensors_as_arrays
         from miles_dmd.network.conditions import PromptTable
         from miles_dmd.rollout import RolloutWorker
         from miles_dmd.training.compute import choose_compute, set_threads
 
+        send_tensors_as_arrays()
         set_threads(args.cpu_threads)
         compute = choose_compute(device, args.compute_dtype)
         prompts = PromptTable(Path(prompt_table))
         self.worker: RolloutWorker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
 
-    def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
-        return [_handle(chunks) for chunks in self.worker.generate(batches, num_chunks)]
+    def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> Any:
+        """One result a chunk, batch after batch, behind who the batches are."""
+        return _results(self.worker.generate(batches, num_chunks))
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
         from miles_dmd.contracts.samples import DenoisingBatch
@@ -55,17 +60,14 @@ class RolloutActor(Watched):
         whole = [DenoisingBatch.join(ray.get(list(batch.chunks))) for batch in batches]
         return self.worker.save_batches(whole, directory)
 
-    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
-        return [_handle(chunks) for chunks in self.worker.load_batches(paths, num_chunks)]
+    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> Any:
+        return _results(self.worker.load_batches(paths, num_chunks))
 
     def notes(self) -> tuple[str, ...]:
         return tuple(self.worker.engine.notes)
 
     def sleep(self) -> None:
         self.worker.sleep()
-
-    def wake(self) -> None:
-        self.worker.wake()
 
     def close(self) -> None:
         self.worker.close()
@@ -83,21 +85,16 @@ class RolloutActor(Watched):
         return self.worker.peak_memory()
 
 
-def _handle(chunks: Sequence[DenoisingBatch]) -> BatchHandle:
-    ids = tuple(sample for chunk in chunks for sample in chunk.ids)
-    return BatchHandle(ids, chunks[0].policy_version, tuple(ray.put(chunk) for chunk in chunks))
+def _results(batches: Sequence[Sequence[DenoisingBatch]]) -> tuple[Any, ...]:
+    """(ids, policy version) of each batch, then all chunks: Ray objects of their own, of which the driver opens the
+    first alone."""
+    about = [(tuple(i for chunk in chunks for i in chunk.ids), chunks[0].policy_version) for chunks in batches]
+    return about, *chain.from_iterable(batches)
 
 
-def _buckets(weights: WeightHandle) -> Iterator[Any]:
-    """One bucket in memory at a time."""
-    import torch
-
-    for ref in weights.buckets:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # Ray's arrays are read-only, and so are these tensors: they are copied from
-            yield {name: torch.from_numpy(array) for name, array in ray.get(ref).items()}
+def _buckets(weights: WeightHandle) -> Iterator[Mapping[str, Tensor]]:
+    """One bucket in memory at a time. They are read-only: they are copied from."""
+    return (ray.get(ref) for ref in weights.buckets)
 
 
 class RayRollouts:
@@ -117,17 +114,13 @@ class RayRollouts:
         return {WHO: self.actor.build.remote(args, device, prompt_table, list(texts), list(servers))}
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
-        handles: list[BatchHandle] = self._call("sampling", "generate", batches, num_chunks)
-        return handles
+        return self._batches("sampling", "generate", batches, num_chunks)
 
     def notes(self) -> tuple[str, ...]:
         return tuple(self._call("introducing itself", "notes"))
 
     def sleep(self) -> None:
         self._call("going to sleep", "sleep")
-
-    def wake(self) -> None:
-        self._call("waking up", "wake")
 
     def update_weights(self, weights: WeightHandle, version: int) -> None:
         self._call("taking new weights", "update_weights", weights, version)
@@ -144,11 +137,18 @@ class RayRollouts:
         return entries
 
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
-        handles: list[BatchHandle] = self._call("loading batches", "load_batches", list(paths), num_chunks)
-        return handles
+        return self._batches("loading batches", "load_batches", list(paths), num_chunks)
 
     def peak_memory(self) -> int:
         return int(self._call("reporting its memory", "peak_memory"))
+
+    def _batches(self, doing: str, method: str, sources: Sequence[Any], num_chunks: int) -> list[BatchHandle]:
+        call = getattr(self.actor, method).options(num_returns=1 + len(sources) * num_chunks)
+        about, *chunks = call.remote(sources, num_chunks)
+        return [
+            BatchHandle(ids, version, tuple(chunks[number * num_chunks : (number + 1) * num_chunks]))
+            for number, (ids, version) in enumerate(self.supervisor.fetch(about, WHO, doing))
+        ]
 
     def _call(self, doing: str, method: str, *parameters: Any) -> Any:
         return self.supervisor.fetch(getattr(self.actor, method).remote(*parameters), WHO, doing)

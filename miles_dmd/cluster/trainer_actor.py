@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from miles_dmd.checkpoint.manifest import FileEntry
     from miles_dmd.contracts.loss import LossType
     from miles_dmd.contracts.reports import TrainReport
+    from miles_dmd.contracts.samples import DenoisingBatch
     from miles_dmd.plan import DistillationPlan
 
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
@@ -56,10 +58,12 @@ class TrainerActor(Watched):
     ) -> None:
         from pathlib import Path
 
+        from miles_dmd.cluster.arrays import send_tensors_as_arrays
         from miles_dmd.network.conditions import PromptTable
         from miles_dmd.training.compute import choose_compute, set_threads
         from miles_dmd.training.trainer import Trainer
 
+        send_tensors_as_arrays()
         set_threads(args.cpu_threads)
         compute = choose_compute(device, args.compute_dtype)
         self._join(meeting, compute)
@@ -88,19 +92,25 @@ class TrainerActor(Watched):
             compute.backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout
         )
 
-    def train(self, chunks: Sequence[ray.ObjectRef], scores: Mapping[str, Sequence[ray.ObjectRef]]) -> TrainReport:
+    # Chunks and scores are arguments of their own, not a list of them: Ray has them here when the call starts, small
+    # ones in the call itself.
+
+    def train(self, num_chunks: int, producers: Mapping[str, int], *parts: Any) -> TrainReport:
+        """``parts`` are ``num_chunks`` chunks of a batch, then the scores of each of ``producers`` (name -> count)."""
         from miles_dmd.contracts.external import ExternalData
         from miles_dmd.contracts.samples import DenoisingBatch
 
-        external = {producer: ExternalData.join(ray.get(list(parts))) for producer, parts in scores.items()}
-        return self.trainer.train(DenoisingBatch.join(ray.get(list(chunks))), external)
+        left = iter(parts)
+        batch = DenoisingBatch.join(list(islice(left, num_chunks)))
+        scores = {name: ExternalData.join(list(islice(left, count))) for name, count in producers.items()}
+        return self.trainer.train(batch, scores)
 
-    def score(self, chunks: Sequence[ray.ObjectRef]) -> tuple[float, Any]:
+    def score(self, *chunks: DenoisingBatch) -> tuple[float, Any]:
         """(seconds, external data): two Ray objects, of which the driver looks at the first alone."""
         from miles_dmd.contracts.samples import DenoisingBatch
 
         started = time.perf_counter()
-        scores = self.trainer.score(DenoisingBatch.join(ray.get(list(chunks))))
+        scores = self.trainer.score(DenoisingBatch.join(chunks))
         return time.perf_counter() - started, scores
 
     def save(self, directory: Path) -> list[FileEntry]:
@@ -112,5 +122,4 @@ class TrainerActor(Watched):
     def weights(self, averaged: bool) -> list[ray.ObjectRef]:
         """References to the full weights from rank 0, nothing from the others, which take part in the gathering."""
         buckets = self.trainer.weights(averaged=averaged)
-        # arrays, because Ray hands them on without a copy; a tensor it pickles, one by one
-        return [ray.put({n: v.numpy() for n, v in bucket.items()}) for bucket in buckets if self.rank == 0]
+        return [ray.put(bucket) for bucket in buckets if self.rank == 0]

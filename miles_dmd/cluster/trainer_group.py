@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,17 @@ class RayTrainerGroup:
 
     def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle]) -> list[TrainReport]:
         def call(rank: int, actor: Any) -> ray.ObjectRef:
+            chunks = batch.of_rank(rank, self.size)
             parts = {producer: handle.of_rank(rank, self.size) for producer, handle in scores.items()}
-            return actor.train.remote(batch.of_rank(rank, self.size), parts)
+            counts = {producer: len(refs) for producer, refs in parts.items()}
+            return actor.train.remote(len(chunks), counts, *chunks, *chain.from_iterable(parts.values()))
 
         return self._each("training", call)
 
     def score(self, batch: BatchHandle) -> ScoreHandle:
         # two results a rank: a number to wait for, which carries a failure too, and tensors that stay unopened
         pairs = [
-            actor.score.options(num_returns=2).remote(batch.of_rank(rank, self.size))
+            actor.score.options(num_returns=2).remote(*batch.of_rank(rank, self.size))
             for rank, actor in enumerate(self.actors)
         ]
         waiting = dict(zip(names(self.name, self.size), (seconds for seconds, _ in pairs), strict=True))

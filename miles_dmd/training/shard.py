@@ -26,7 +26,12 @@ def shard(network: nn.Module, blocks: Sequence[str], mesh: DeviceMesh, compute_d
     fp32, gradients are reduced in fp32. Inputs are cast by ``Denoiser``, not here: FSDP would round the timestep to
     bf16 too. Never toggle requires_grad afterwards: FSDP2 fixes its dtypes at the first forward, from the parameters
     that require a gradient at that time.
+
+    One rank that computes in fp32 has nothing to gather and nothing to cast, so its network stays as it is: FSDP2 would
+    copy every parameter at each use.
     """
+    if mesh.size() == 1 and compute_dtype == torch.float32:
+        return network.to(mesh.device_type)
     policy = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == torch.float32 else compute_dtype,
         reduce_dtype=torch.float32,

@@ -1,21 +1,27 @@
 """Rollout engine and trainers share a device: the engine sleeps while they compute, and wakes once a cycle."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
+
+import torch
 
 from miles_dmd.batches import RolloutBatches
 from miles_dmd.contracts.reports import TrainReport
+from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
+from miles_dmd.handles import ScoreHandle, WeightHandle
+from miles_dmd.local import LocalRollouts
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan import DistillationTrainerController, build_plan, requests_until_student_update
 from miles_dmd.prompts import PromptSource
+from miles_dmd.rollout import RolloutWorker
 
 
 class Engine:
     """Refuses to sample or to take weights in its sleep, as real ones do, and remembers what it was asked."""
 
     def __init__(self):
-        self.awake, self.version, self.log = True, 0, []
+        self.awake, self.version, self.log, self.notes = True, 0, [], ()
 
     def sleep(self):
         assert self.awake
@@ -27,10 +33,15 @@ class Engine:
         self.awake = True
         self.log.append("wake")
 
-    def generate(self, batches, num_chunks):
+    def generate(self, requests):
         assert self.awake
         self.log.append("generate")
-        return [BatchHandle(tuple(r.sample_id for r in batch), self.version, ()) for batch in batches]
+        empty = torch.zeros(len(requests), 0)
+        return DenoisingBatch(
+            ids=tuple(r.sample_id for r in requests), prompt_ids=tuple(r.prompt_id for r in requests),
+            stop_steps=tuple(r.stop_step for r in requests), latents=empty, sigma=empty, clean=empty,
+            policy_version=self.version, run_seed=7,
+        )  # fmt: skip
 
     def update_weights(self, weights, version):
         assert self.awake
@@ -60,13 +71,18 @@ class Group:
         return WeightHandle(())
 
 
-def test_engine_sleeps_while_trainers_compute_and_wakes_once_a_cycle():
+def test_engine_sleeps_while_trainers_compute_and_wakes_once_a_cycle(monkeypatch):
     config = {"model_path": "/m", "fake_update_ratio": 2, "role_storage": "actor_critic"}
     plan = build_plan("dmd2", config, {"distribution_matching"})
     engine = Engine()
+    plugin = ModuleType("of_this_test.plugin")
+    plugin.engine = SimpleNamespace(build="of_this_test.plugin:build")
+    plugin.build = lambda args, **parts: engine
+    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
+    worker = RolloutWorker(SimpleNamespace(rollout_engine=plugin.__name__), compute=None, prompts=None)
     groups = {name: Group(name, engine) for name in plan.groups}
     loss_type = SimpleNamespace(needs={"student": {"critic": ()}})
-    executor = GroupExecutor(plan, loss_type, groups, engine, SpanLog())
+    executor = GroupExecutor(plan, loss_type, groups, LocalRollouts(worker), SpanLog())
     args = SimpleNamespace(rollout_batch_size=4, stop_step_policy="stratified", num_inference_steps=4, seed=7)
     prompts = PromptSource(["a", "b"], 7)
     ahead = lambda request: requests_until_student_update(  # noqa: E731

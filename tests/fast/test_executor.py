@@ -70,7 +70,7 @@ class CountingRollouts:
     def __init__(self):
         self.calls, self.requests = [], []
 
-    def generate(self, batches, num_chunks):
+    def generate(self, batches):
         self.calls.append(len(batches))
         self.requests += [request for batch in batches for request in batch]
         return [BatchHandle(tuple(r.sample_id for r in batch), 0, ()) for batch in batches]
@@ -84,7 +84,7 @@ def test_engine_is_called_once_after_each_student_update(ratio, warmup, calls):
     config = {"model_path": "/m", "fake_update_ratio": ratio, "fake_warmup_cycles": warmup}
     schedule = build_plan("dmd2", config, {"distribution_matching"}).update_schedule
     rollouts, counters, last = CountingRollouts(), TrainerCounters(), 3
-    executor = SimpleNamespace(sampling=lambda: rollouts, num_chunks=1, spans=SpanLog())
+    executor = SimpleNamespace(generate=rollouts.generate)
     args = SimpleNamespace(rollout_batch_size=4, stop_step_policy="stratified", num_inference_steps=4, seed=7)
     ahead = lambda request: requests_until_student_update(schedule, counters, request, last)  # noqa: E731
     provider = RolloutBatches(args, PromptSource(["a", "b", "c"], 7), executor, ahead)

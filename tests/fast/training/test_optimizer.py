@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from miles_dmd.local import init_single_rank
 from miles_dmd.training.compute import choose_compute
 from miles_dmd.training.optimizer import ShardedAdamW
-from miles_dmd.training.shard import group_mesh, shard
+from miles_dmd.training.shard import group_mesh
 
 ARGS = SimpleNamespace(lr=0.1, betas=(0.8, 0.9), adam_eps=1e-6, weight_decay=0.2)
 
@@ -27,7 +28,7 @@ def network():
 def test_steps_on_shards_equal_steps_on_whole_parameters(max_norm):
     compute = choose_compute("cpu", "fp32")
     init_single_rank(compute)
-    whole, sharded = network(), shard(network(), ("Block",), group_mesh(compute), torch.float32)
+    whole, sharded = network(), fully_shard(network(), mesh=group_mesh(compute))
     reference = torch.optim.AdamW(whole.parameters(), lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.2)
     ours = ShardedAdamW(sharded, ARGS)
 

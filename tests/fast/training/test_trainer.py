@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from miles_dmd import registry
 from miles_dmd.config.trainers import compute_trainer_args
@@ -16,6 +17,7 @@ from miles_dmd.network.conditions import PromptTable, ensure_table
 from miles_dmd.prompts import read_prompts
 from miles_dmd.rollout import RolloutWorker
 from miles_dmd.training.compute import choose_compute
+from miles_dmd.training.shard import local
 from miles_dmd.training.trainer import Trainer
 
 
@@ -49,7 +51,7 @@ def house(make_args, digit_prompts):
 
 
 def snapshot(model):
-    return {name: value.full_tensor().clone() for name, value in model.network.named_parameters()}
+    return {name: local(value).clone() for name, value in model.network.named_parameters()}
 
 
 def changed(before, model):
@@ -69,14 +71,28 @@ def test_critic_trains_the_fake_score_and_nothing_else(house):
     assert all(value.grad is None for value in critic.models["teacher_score"].network.parameters())
 
 
-def test_scoring_first_and_training_later_works(house):
-    """FSDP2 fixes its dtypes at the first forward, which in a student-first cycle is a scoring pass."""
+def test_scoring_first_and_training_later_works_through_fsdp(make_args, digit_prompts):
+    """FSDP2 fixes its dtypes at the first forward, which in a student-first cycle is a scoring pass. One rank that
+    computes in fp32 goes without FSDP2; bf16 does not."""
+    house = House(make_args("--compute-dtype", "bf16"), digit_prompts)
     critic, actor, batch = house.trainer("critic"), house.trainer("actor"), house.batch()
     before = snapshot(actor.models["student"])
+    assert isinstance(critic.models["fake_score"].network, FSDPModule)
 
     scores = critic.score(batch)
     report = actor.train(batch, {"critic": scores})
     assert critic.train(batch, {}).applied
+
+    assert report.applied
+    assert changed(before, actor.models["student"])
+    assert all(local(value).dtype == torch.float32 for value in actor.models["student"].network.parameters())
+
+
+def test_student_takes_the_sampled_step_again(house):
+    critic, actor, batch = house.trainer("critic"), house.trainer("actor"), house.batch()
+    before = snapshot(actor.models["student"])
+
+    report = actor.train(batch, {"critic": critic.score(batch)})
 
     assert report.applied
     assert changed(before, actor.models["student"])
@@ -113,22 +129,22 @@ def test_nonfinite_sample_skips_the_step_and_advances_nothing(house):
 def test_average_follows_successful_student_steps_only(house):
     actor, batch = house.trainer("actor"), house.batch()
     scores = house.trainer("critic").score(batch)
-    start = dict(actor.ema.named_parameters())["proj_out.weight"].full_tensor().clone()
+    start = local(dict(actor.ema.named_parameters())["proj_out.weight"]).clone()
     bad = ExternalData(
         "critic", scores.ids, 0, {**scores.tensors, "teacher_clean": scores.tensors["teacher_clean"] * float("nan")}
     )
 
     assert not actor.train(batch, {"critic": bad}).applied
-    after_skip = dict(actor.ema.named_parameters())["proj_out.weight"].full_tensor().clone()
+    after_skip = local(dict(actor.ema.named_parameters())["proj_out.weight"]).clone()
     actor.train(batch, {"critic": scores})
-    first = dict(actor.models["student"].network.named_parameters())["proj_out.weight"].full_tensor().clone()
+    first = snapshot(actor.models["student"])["proj_out.weight"]
     report = actor.train(batch, {"critic": scores})
-    second = dict(actor.models["student"].network.named_parameters())["proj_out.weight"].full_tensor()
+    second = snapshot(actor.models["student"])["proj_out.weight"]
 
     assert torch.equal(start, after_skip)
     assert report.metrics["ema_decay"] == actor.args.ema_decay
     expected = actor.args.ema_decay * first + (1 - actor.args.ema_decay) * second
-    torch.testing.assert_close(dict(actor.ema.named_parameters())["proj_out.weight"].full_tensor(), expected)
+    torch.testing.assert_close(local(dict(actor.ema.named_parameters())["proj_out.weight"]), expected)
 
 
 def test_scores_of_another_policy_version_are_refused(house):
