@@ -2,7 +2,10 @@
 
 import sys
 
-from miles_dmd.run import main
+from miles_dmd.early import stand_by
 
 if __name__ == "__main__":
+    stand_by()
+    from miles_dmd.run import main
+
     sys.exit(main())

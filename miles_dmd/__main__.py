@@ -3,17 +3,33 @@
 miles-dmd checkpoint inspect DIR [--verify]
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from miles_dmd.checkpoint.inspect import inspect
+from miles_dmd.early import stand_by
 from miles_dmd.errors import MilesDmdError
-from miles_dmd.version import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: done; 2: refused, in one line."""
+    """0: done; 1: a file cannot be read; 2: refused; 130: stopped. Each but the first in one line."""
+    try:
+        return _inspect(argv)
+    except MilesDmdError as error:
+        said, code = f"error: {error}", 2
+    except OSError as error:
+        said, code = f"{error.filename or 'a file'} cannot be read: {error.strerror}", 1
+    except KeyboardInterrupt:
+        said, code = "stopped by SIGINT", 130
+    print(f"miles-dmd: {said}", file=sys.stderr)
+    return code
+
+
+def _inspect(argv: Sequence[str] | None) -> int:
+    import argparse
+
+    from miles_dmd.checkpoint.inspect import inspect
+    from miles_dmd.version import VERSION
+
     parser = argparse.ArgumentParser("miles-dmd", description="Look at what a run left.")
     parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -24,13 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown.add_argument("directory", metavar="DIR", help="a checkpoint, or a run's directory: its newest")
     shown.add_argument("--verify", action="store_true", help="compute the checksum of every file")
     given = parser.parse_args(argv)
-    try:
-        print(inspect(given.directory, verify=given.verify))
-    except MilesDmdError as error:
-        print(f"miles-dmd: error: {error}", file=sys.stderr)
-        return 2
+    print(inspect(given.directory, verify=given.verify))
     return 0
 
 
 if __name__ == "__main__":
+    stand_by()
     sys.exit(main())

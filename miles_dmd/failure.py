@@ -3,33 +3,58 @@
 from __future__ import annotations
 
 import signal
+import sys
 import tempfile
 import traceback
 from pathlib import Path
 
 from miles_dmd.checkpoint.store import FOLDER, whole_checkpoints
+from miles_dmd.config.runs import FAILURE_LOG
+from miles_dmd.errors import ConfigError, PlanError, SaveError
 
-LOG = "failure.log"
+
+def tell(
+    program: str,
+    error: BaseException,
+    began: bool,
+    directory: Path | None,
+    checkpoint: Path | None,
+    *,
+    signal_number: int | None = None,
+) -> int:
+    """Says on standard error why the run ended, once and in one line. Returns the exit code: 128 + n where signal n
+    ended it, 2 for a refusal before it had begun, 1 for any other end."""
+    # whatever the error: who signals a whole group of processes has ended some that this one waited for
+    if signal_number is not None and not isinstance(error, SaveError):
+        said, code = stopped(signal_number, checkpoint), 128 + signal_number
+    elif isinstance(error, ConfigError | PlanError) and not began:
+        said, code = f"error: {' '.join(str(error).split())}", 2
+    else:
+        said, code = told(error, directory, checkpoint), 1
+    print(f"{program}: {said}", file=sys.stderr)
+    return code
 
 
 def one_line(error: BaseException) -> str:
-    """``ClusterError: critic rank 1 failed while training: ...``"""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    """``ClusterError: critic rank 1 failed while training: ...``; in one process, who and where are notes."""
+    where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {' '.join(f'{error}{where}'.split())}"
 
 
 def write_traceback(error: BaseException, directory: Path | None) -> Path:
     """The traceback with its causes into ``directory``, the run's; a run that has none yet gets a temporary one."""
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="miles_dmd-failure-"))
-    path = directory / LOG
+    path = directory / FAILURE_LOG
+    directory.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(traceback.format_exception(error)))
     return path
 
 
-def told(error: BaseException, directory: Path | None) -> str:
+def told(error: BaseException, directory: Path | None, checkpoint: Path | None) -> str:
     """What happened, where to go on from, and where more stands, in one line."""
     parts = [one_line(error)]
-    if checkpoint := last_checkpoint(directory):
+    if checkpoint is not None:
         parts.append(f"go on with --load {checkpoint}")
     try:
         parts.append(f"traceback in {write_traceback(error, directory)}")
@@ -38,14 +63,13 @@ def told(error: BaseException, directory: Path | None) -> str:
     return "; ".join(parts)
 
 
-def stopped(number: int, directory: Path | None) -> str:
+def stopped(number: int, checkpoint: Path | None) -> str:
     """What is left of a run that signal ``number`` ended, in one line."""
-    checkpoint = last_checkpoint(directory)
     left = f"go on with --load {checkpoint}" if checkpoint else "it has no checkpoint"
     return f"stopped by {signal.Signals(number).name}; {left}"
 
 
-def last_checkpoint(directory: Path | None) -> Path | None:
+def last_checkpoint(directory: Path) -> Path | None:
     """The newest whole checkpoint of the run in ``directory``, if it has one."""
-    found = whole_checkpoints(directory / FOLDER) if directory is not None else []
+    found = whole_checkpoints(directory / FOLDER)
     return found[-1] if found else None

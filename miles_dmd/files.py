@@ -1,8 +1,10 @@
 """How does a file come to be whole or absent? Written beside its place, forced to the disk, then renamed into it."""
 
+import ctypes
 import hashlib
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 WHOLE = 64 << 20
@@ -26,6 +28,41 @@ def atomic_write_bytes(path: str | Path, data: bytes) -> None:
 def atomic_write_text(path: str | Path, text: str) -> None:
     """As atomic_write_bytes, in UTF-8 and with the newlines that ``text`` has."""
     atomic_write_bytes(path, text.encode())
+
+
+def replace_directory(new: Path, target: Path) -> None:
+    """``target`` becomes what ``new`` was, which is gone then; what it was before is removed. Raises OSError.
+
+    The two are exchanged in one step where the file system can. Elsewhere ``target`` is set aside as ``<name>.old``
+    first, and a process that dies in between leaves it there: see ``recover_directory``.
+    """
+    old = target.with_name(f"{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if not target.exists():
+        new.rename(target)
+    elif _exchanged(new, target):
+        shutil.rmtree(new)
+    else:
+        target.rename(old)
+        new.rename(target)
+        shutil.rmtree(old)
+
+
+def recover_directory(target: Path) -> None:
+    """Put back what a process that died in ``replace_directory`` had set aside. Raises OSError."""
+    old = target.with_name(f"{target.name}.old")
+    if old.is_dir() and not target.exists():
+        old.rename(target)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Linux swaps two names at once; Python has no name for that call."""
+    try:
+        swap = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(swap(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -14,21 +15,24 @@ from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.contracts.reports import SampleStatistics
-from miles_dmd.errors import MilesDmdError
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.files import atomic_write_text
+from miles_dmd.files import atomic_write_text, recover_directory, replace_directory
 from miles_dmd.observe.pictures import sample_grid
 from miles_dmd.plan import TrainerCounters
 from miles_dmd.plan.grid import sigma_grid
 
+logger = logging.getLogger(__name__)
+
 SEEDS_PER_PROMPT = 8
+BEST_STUDENT = "student_best"
+BEST = "best.json"
 
 
 class SampleGrids:
     """A grid of samples of the student's moving average, always with the same noise, so that grids can be compared.
 
     ``report`` hears what their latents say: ``samples/diversity``, relative to the first grid, and
-    ``samples/saturation``, the share beyond the range of the first grid. What that was stays in reference.json.
+    ``samples/saturation``, the share beyond the range of the first grid.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class SampleGrids:
         self.args, self.directory, self.report = args, directory, report
         self.texts = texts[: args.sample_prompts]
         self._drawn: int | None = None
+        self._reference: dict[str, float] = {}
 
     def after_completed_step(
         self, counters: TrainerCounters, metrics: Mapping[str, Any], executor: GroupExecutor
@@ -59,10 +64,9 @@ class SampleGrids:
             return
         self._drawn = step
         with executor.spans.span("pictures", group="rollout"):
-            reference = self._reference()
-            limit = reference.get("limit")
+            limit = self._reference.get("limit")
             images, told = executor.with_averaged_weights(lambda: executor.rollouts.pictures(self._requests(), limit))
-            self._tell(told, reference)
+            self._tell(told)
             sample_grid(
                 images,
                 self.directory / f"step_{step:06d}.png",
@@ -71,18 +75,25 @@ class SampleGrids:
                 title=f"student (moving average) after {step} updates, {self.args.num_inference_steps} steps",
             )
 
-    def _reference(self) -> dict[str, float]:
-        """Of the run's first grid; empty before it."""
-        path = self.directory / "reference.json"
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
-
-    def _tell(self, told: SampleStatistics, reference: Mapping[str, float]) -> None:
-        if not reference:
-            reference = {"spread": told.spread, "limit": told.limit}
-            self.directory.mkdir(parents=True, exist_ok=True)
-            atomic_write_text(self.directory / "reference.json", json.dumps(reference) + "\n")
-        diversity = {"samples/diversity": told.spread / reference["spread"]} if reference["spread"] > 0 else {}
+    def _tell(self, told: SampleStatistics) -> None:
+        if not self._reference:
+            self._remember({"spread": told.spread, "limit": told.limit})
+        spread = self._reference["spread"]
+        diversity = {"samples/diversity": told.spread / spread} if spread > 0 else {}
         self.report({**diversity, "samples/saturation": told.saturation})
+
+    def _remember(self, reference: Mapping[str, float]) -> None:
+        """What later grids are compared with; the file is for readers."""
+        self._reference = dict(reference)
+        if reference:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            atomic_write_text(self.directory / "reference.json", json.dumps(self._reference) + "\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reference": self._reference}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._remember(state["reference"])
 
     def _requests(self) -> list[RolloutRequest]:
         return [
@@ -110,14 +121,18 @@ class KeepBest:
     """The best student so far in ``directory``, beside the last: --keep-best says by which metric, and which way.
 
     Every --sample-interval student steps and after the last it judges the metric's mean since it last judged, so that
-    one lucky batch is not the best student. best.json in ``directory`` tells metric, value and step.
+    one lucky batch is not the best student. best.json in ``directory`` tells metric, value and step. A run that goes on
+    from one in another directory takes its best student over from ``earlier``.
     """
 
-    def __init__(self, args: Any, loss_type: LossType, directory: Path) -> None:
-        self.args, self.loss_type, self.directory = args, loss_type, directory
+    def __init__(self, args: Any, loss_type: LossType, directory: Path, earlier: Path | None = None) -> None:
+        self.args, self.loss_type, self.directory, self.earlier = args, loss_type, directory, earlier
         asked: str = args.keep_best or ""
         self.way, _, self.metric = asked.partition(":")
         self._values: list[float] = []
+        self._best: dict[str, Any] = {}
+        """What best.json says."""
+        recover_directory(directory)
 
     def committed(self, row: Mapping[str, float], executor: GroupExecutor) -> None:
         """``row`` holds the metrics of a committed cycle."""
@@ -128,33 +143,61 @@ class KeepBest:
             self._values.append(row[self.metric])
         if step % self.args.sample_interval and step != self.args.num_rollout:
             return
-        if not self._values:
-            raise MilesDmdError(
-                f"--keep-best {self.args.keep_best}: no such metric; there are {', '.join(sorted(row))}"
-            )
-        value, self._values = math.fsum(self._values) / len(self._values), []
-        if self._is_better(value):
-            self._keep(value, step, executor)
+        values, self._values = self._values, []
+        if not values:
+            logger.warning("--keep-best %s: no such number up to step %d; nothing to judge", self.args.keep_best, step)
+        elif self._is_better(value := math.fsum(values) / len(values)):
+            self._keep({"metric": self.metric, "value": value, "global_step": step}, executor)
 
     def _is_better(self, value: float) -> bool:
-        path = self.directory / "best.json"
-        best = json.loads(path.read_text())["value"] if path.is_file() else None
-        if not math.isfinite(value) or best is None:
+        if not math.isfinite(value) or not self._best:
             return math.isfinite(value)
-        return bool(value < best if self.way == "min" else value > best)
+        return bool(value < self._best["value"] if self.way == "min" else value > self._best["value"])
 
-    def _keep(self, value: float, step: int, executor: GroupExecutor) -> None:
-        """The new one is whole before the old one goes; a run that dies between the two renames has both, by names."""
-        new, old = (self.directory.with_name(f"{self.directory.name}.{age}") for age in ("new", "old"))
+    def _keep(self, best: dict[str, Any], executor: GroupExecutor) -> None:
+        self._replace(best, lambda new: export_student(self.args, self.loss_type, executor, new))
+        self._best = best
+
+    def _replace(self, best: Mapping[str, Any], write: Callable[[Path], object]) -> None:
+        """The new one is whole before the old one goes."""
+        new = self.directory.with_name(f"{self.directory.name}.new")
         shutil.rmtree(new, ignore_errors=True)
-        export_student(self.args, self.loss_type, executor, new)
-        best = {"metric": self.metric, "value": value, "global_step": step}
-        atomic_write_text(new / "best.json", json.dumps(best) + "\n")
-        shutil.rmtree(old, ignore_errors=True)
-        if self.directory.exists():
-            self.directory.rename(old)
-        new.rename(self.directory)
-        shutil.rmtree(old, ignore_errors=True)
+        write(new)
+        atomic_write_text(new / BEST, json.dumps(best) + "\n")
+        replace_directory(new, self.directory)
+
+    def state_dict(self) -> dict[str, Any]:
+        # a number that is not finite spoils the mean of its interval, and JSON has none
+        values = [value if math.isfinite(value) else None for value in self._values]
+        return {"metric": self.metric, "way": self.way, "values": values, "best": self._best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing of a run that was asked for another metric."""
+        if (self.metric, self.way) != (state["metric"], state["way"]) or not self.metric:
+            return
+        self._values = [math.nan if value is None else value for value in state["values"]]
+        self._best = dict(state["best"])
+        if self._best and read_best(self.directory) != self._best:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """The best student of the run so far is elsewhere, or has made way for a later one that is not of this run."""
+        if self.earlier is not None and read_best(self.earlier) == self._best:
+            earlier = self.earlier
+            self._replace(self._best, lambda new: shutil.copytree(earlier, new))
+            return
+        logger.warning(
+            "%s: the best student so far (%s %.6g after step %d) is not kept any more; the next has to beat it",
+            self.directory, self.metric, self._best["value"], self._best["global_step"],
+        )  # fmt: skip
+
+
+def read_best(directory: Path) -> dict[str, Any]:
+    """What best.json in ``directory`` says; empty where there is none."""
+    try:
+        return dict(json.loads((directory / BEST).read_text()))
+    except (OSError, ValueError):
+        return {}
 
 
 def describe(args: Any, loss_type: LossType, policy_version: int) -> Distillation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,8 @@ from miles_dmd.observe.summary import memory_rows, table, time_rows, write_summa
 from miles_dmd.observe.trackers import open_trackers
 from miles_dmd.plan import DistillationPlan, DistillationTrainerController, TrainerCounters
 from miles_dmd.version import VERSION
+
+logger = logging.getLogger(__name__)
 
 
 class Journal:
@@ -42,7 +45,6 @@ class Journal:
             phase.kind: plan.group_of(phase.trainable_roles[0]) for phase in plan.update_schedule.phases
         }
         self.alarms = Alarms({alarm.name: getattr(args, f"alarm_{alarm.name}") for alarm in ALARMS}, args.alarm_window)
-        self.alarms.replay([row for row in read_metrics(directory / "metrics.jsonl") if row["cycle"] <= done])
         self._noted: dict[str, float] = {}
         self._mark = self.spans.mark()
 
@@ -53,8 +55,13 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.progress.__exit__(kind, error, tb)
-        self.trackers.close()
-        self.spans.write(self.directory / "trace.json")
+        try:
+            self.trackers.close()
+            self.spans.write(self.directory / "trace.json")
+        except OSError as full:
+            if error is None:
+                raise
+            logger.warning("%s has no trace.json (%s)", self.directory, full.strerror)  # why the run failed comes first
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Numbers that the next row holds beside those of its phases."""

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from miles_dmd import registry
 from miles_dmd.batches import RolloutBatches
+from miles_dmd.checkpoint.store import run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
 from miles_dmd.config.cli import PROGRAM, parse_args
 from miles_dmd.config.resume import Resume, open_resume
-from miles_dmd.config.runs import claim_run_directory, occupied
+from miles_dmd.config.runs import clear, own_directory
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.errors import ConfigError, MilesDmdError, PlanError
+from miles_dmd.errors import ConfigError
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.failure import one_line, stopped, told
-from miles_dmd.hooks import KeepBest, SampleGrids, export_student
+from miles_dmd.failure import last_checkpoint, tell
+from miles_dmd.hooks import BEST_STUDENT, KeepBest, SampleGrids, export_student
 from miles_dmd.journal import Journal
 from miles_dmd.plan import (
     BatchProvider,
@@ -39,7 +39,7 @@ from miles_dmd.plan import (
 )
 from miles_dmd.prompts import PromptSource
 from miles_dmd.report import resolved_run
-from miles_dmd.saving import CheckpointSaver, restore
+from miles_dmd.saving import CheckpointSaver, remembering, restore
 from miles_dmd.signals import StopRequest, listening
 
 
@@ -76,6 +76,15 @@ class DistillationTrainer:
         self.saver: CheckpointSaver | None = None
         self.stop = stop or StopRequest()
         self.directory: Path | None = None
+        self.resume: Resume | None = None
+        self.began = False
+        """Whether groups are up, and the directory holds this run and no older one."""
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """What can be gone on from: the newest of this run, or else the one that it was started from."""
+        own = last_checkpoint(self.directory) if self.began and self.directory is not None else None
+        return own or (self.resume.directory if self.resume is not None else None)
 
     def build_controller(self, **observing: Any) -> DistillationTrainerController:
         """The controller over executor and batch provider, made once."""
@@ -104,41 +113,47 @@ class DistillationTrainer:
         if self.controller_instance is not None:
             raise ConfigError("this trainer has run, and its groups are gone; make another one to run again")
         self.plan.refuse_unrunnable()
-        resume = open_resume(self.args)
-        if resume is not None:
-            resume.verify()
-        with started_groups(self.args, self.loss_type, self.plan) as (groups, rollouts, prompts):
-            return self._train(self.args, groups, rollouts, prompts, num_cycles, resume)
+        self.resume = resume = open_resume(self.args)
+        with own_directory(self.args) as self.directory:
+            if resume is not None:
+                resume.verify()
+            with started_groups(self.args, self.loss_type, self.plan) as (groups, rollouts, prompts):
+                clear(self.args, self.directory)
+                self.began = True
+                return self._train(self.args, self.directory, groups, rollouts, prompts, num_cycles, resume)
 
     def _train(
         self,
         args: Args,
+        directory: Path,
         groups: Mapping[str, Any],
         rollouts: Any,
         prompts: PromptSource,
         num_cycles: int | None,
         resume: Resume | None,
     ) -> DistillationTrainerController:
-        self.directory = directory = claim_run_directory(args)
         done = 0 if resume is None else resume.manifest.cycle
-        with occupied(directory), Journal(args, self.plan, directory, num_cycles, done) as journal:
+        with Journal(args, self.plan, directory, num_cycles, done) as journal:
             executor = GroupExecutor(self.plan, self.loss_type, groups, rollouts, journal.spans)
             grids = SampleGrids(args, prompts.texts, directory / "samples", journal.note)
-            best = KeepBest(args, self.loss_type, directory / "student_best")
+            earlier = run_directory(resume.directory) if resume is not None else None
+            best = KeepBest(args, self.loss_type, directory / BEST_STUDENT, earlier and earlier / BEST_STUDENT)
             extra = self.hooks if isinstance(self.hooks, Sequence) else [self.hooks] if self.hooks else []
             self.executor, self.hooks = executor, [grids, *extra]
             self.batch_provider = batches = RolloutBatches(args, prompts, executor, self._ahead)
-            parts: dict[str, Any] = {"executor": executor, "batches": batches, "prompts": prompts}
-            self.saver = saver = CheckpointSaver(args, directory, resume=resume, **parts)
 
             def committed(counters: TrainerCounters, metrics: Mapping[str, Any]) -> None:
-                row = journal.committed(counters, metrics)  # first: a checkpoint vouches for the rows before it
-                saver.committed(counters)
+                row = journal.committed(counters, metrics)
                 best.committed(row, executor)
+                saver.committed(counters)  # last: a checkpoint vouches for all that this cycle left
 
             controller = self.build_controller(
                 observer=committed, max_consecutive_skipped_cycles=args.max_consecutive_skipped_cycles
             )
+            own = {"alarms": journal.alarms, "grids": grids, "best": best, "skips": controller.skips}
+            parts: dict[str, Any] = {"executor": executor, "batches": batches, "prompts": prompts}
+            parts["observers"] = {**own, **remembering(extra)}
+            self.saver = saver = CheckpointSaver(args, directory, resume=resume, **parts)
             if resume is None:
                 grids.draw(0, executor)
             else:
@@ -209,18 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             elif (resume := open_resume(args)) is not None:
                 resume.verify()
                 print(f"\n{resume}")
-    except (ConfigError, PlanError) as error:
-        print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except OSError as error:  # a disk that is full, a file that went away
-        print(f"{PROGRAM}: {one_line(error)}", file=sys.stderr)
-        return 1
-    except (MilesDmdError, KeyboardInterrupt) as error:
-        directory = trainer.directory if trainer is not None else None
-        if request.signal is None:
-            print(f"{PROGRAM}: {told(error, directory)}", file=sys.stderr)
-            return 1
-        # also an error: who signals a whole group of processes has ended some that this one waited for
-        print(f"{PROGRAM}: {stopped(request.signal, directory)}", file=sys.stderr)
-        return 128 + request.signal
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place where a failure is told
+        state = (trainer.began, trainer.directory, trainer.last_checkpoint) if trainer else (False, None, None)
+        return tell(PROGRAM, error, *state, signal_number=request.signal)
     return 0

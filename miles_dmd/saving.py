@@ -13,17 +13,18 @@ import json
 import logging
 import platform
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from miles_dmd.batches import RolloutBatches
 from miles_dmd.checkpoint.manifest import FileEntry, Manifest, entry_of, with_entries, write_manifest
+from miles_dmd.checkpoint.records import FORMAT
 from miles_dmd.checkpoint.store import FOLDER, CheckpointStore, name_of
 from miles_dmd.config.args import Args
 from miles_dmd.config.changes import recorded_arguments
-from miles_dmd.config.resume import FORMAT, Resume
+from miles_dmd.config.resume import Resume
 from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.files import fsync_path, write_synced
@@ -37,6 +38,15 @@ logger = logging.getLogger(__name__)
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "ray")
 
 
+class Observer(Protocol):
+    """Who remembers something from one committed cycle to the next, and so is a part of every checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 class CheckpointSaver:
     """The checkpoints of a run whose groups are up. ``last`` is the newest that it has, or None."""
 
@@ -48,12 +58,14 @@ class CheckpointSaver:
         executor: GroupExecutor,
         batches: RolloutBatches,
         prompts: PromptSource,
+        observers: Mapping[str, Observer],
         resume: Resume | None = None,
     ) -> None:
         self.args, self.executor, self.batches, self.prompts = args, executor, batches, prompts
+        self.observers = observers
         directory = directory.resolve()  # workers may have another current directory
         self.metrics = directory / "metrics.jsonl"
-        self.store = CheckpointStore(directory / FOLDER, args.keep_checkpoints)
+        self.store = CheckpointStore(directory / FOLDER, args.keep_checkpoints, warn=_warn)
         continued = resume is not None and resume.directory.parent == self.store.directory
         self.run = resume.manifest.run if resume is not None and continued else secrets.token_hex(8)
         self.parent = _parent(resume, continued)
@@ -95,8 +107,7 @@ class CheckpointSaver:
         message = f"the checkpoint of cycle {counters.completed_cycles} could not be written ({reason}); {safe}"
         if self.args.on_save_failure == "stop":
             raise SaveError(f"{message}; make room, or go on without by --on-save-failure continue") from error
-        logger.warning("%s; the run goes on", message)
-        print(f"WARNING: {message}; the run goes on", flush=True)
+        _warn(f"{message}; the run goes on")
 
     def _write(self, counters: TrainerCounters) -> None:
         groups, pending = self.executor.groups, self.batches.pending()
@@ -126,6 +137,7 @@ class CheckpointSaver:
             "policy_version": self.executor.policy_version,
             "pending": [{"samples": len(batch.ids), "policy_version": batch.policy_version} for batch in pending],
             "plan": plain(self.executor.plan),
+            "observers": {name: observer.state_dict() for name, observer in self.observers.items()},
         }
 
     def _manifest(self, counters: TrainerCounters) -> Manifest:
@@ -144,12 +156,18 @@ class CheckpointSaver:
         )
 
 
+def _warn(message: str) -> None:
+    logger.warning("%s", message)
+    print(f"WARNING: {message}", flush=True)
+
+
 def restore(
     resume: Resume,
     *,
     executor: GroupExecutor,
     batches: RolloutBatches,
     prompts: PromptSource,
+    observers: Mapping[str, Observer],
     controller: DistillationTrainerController,
 ) -> None:
     """Put a verified checkpoint into groups that are up. Raises CheckpointError."""
@@ -164,6 +182,18 @@ def restore(
         resume.directory / "pending" / f"batch_{number:03d}.safetensors" for number in range(len(driver["pending"]))
     ]
     batches.restore(executor.rollouts.load_batches(paths, executor.num_chunks))
+    for name in observers.keys() & driver["observers"].keys():  # a hook of the user's may be new
+        observers[name].load_state_dict(driver["observers"][name])
+
+
+def remembering(hooks: Sequence[Any]) -> dict[str, Observer]:
+    """Those of the user's own hooks that are part of a checkpoint: they have both methods of an Observer."""
+    both = ("state_dict", "load_state_dict")
+    return {
+        f"hook_{number}": hook
+        for number, hook in enumerate(hooks)
+        if all(callable(getattr(hook, name, None)) for name in both)
+    }
 
 
 def installed_versions() -> Mapping[str, str]:

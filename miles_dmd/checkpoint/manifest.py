@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from miles_dmd.checkpoint.shape import NATURAL, POSITIVE, TEXT, Each, Named, require_shape
 from miles_dmd.errors import CheckpointError, FormatError
 from miles_dmd.files import write_synced
 
@@ -23,6 +24,20 @@ KIND = "miles_dmd.checkpoint"
 NAME = "manifest.json"
 HASHING_THREADS = 4
 _BLOCK = 1 << 20
+COUNTERS = {"global_step": NATURAL, "optimizer_steps": Named(NATURAL), "completed_cycles": NATURAL}
+SHAPE = {
+    "run": TEXT,
+    "parent": TEXT,
+    "loss_type": TEXT,
+    "plan": {"name": TEXT, "version": POSITIVE, "fingerprint": TEXT},
+    "counters": COUNTERS,
+    "policy_version": NATURAL,
+    "groups": Named(POSITIVE),
+    "versions": Named(TEXT),
+    "created": TEXT,
+    "files": Each({"path": TEXT, "size": NATURAL, "sha256": TEXT}),
+}
+"""Of manifest.json, beside kind, format and its own checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +98,14 @@ def read_manifest(directory: Path) -> Manifest:
     if content.get("kind") != KIND:
         raise CheckpointError(f"{directory / NAME} is no manifest of a miles_dmd checkpoint")
     version = content.get("format")
-    if version != FORMAT:
-        age = "a newer" if isinstance(version, int) and version > FORMAT else "an unknown"
+    if type(version) is not int or version != FORMAT:  # True is 1
+        age = "a newer" if type(version) is int and version > FORMAT else "an unknown"
         raise FormatError(
             f"{directory} has {age} checkpoint format, {version!r}; this version of miles_dmd reads format {FORMAT}"
         )
     if content.pop("sha256", None) != _digest(content):
         raise CheckpointError(f"{directory / NAME} is damaged: its content does not have the checksum that it states")
-    manifest = _parsed(content, directory / NAME)
-    for entry in manifest.files:
-        _require_inside(entry.path, directory / NAME)
-    return manifest
+    return _parsed(content, directory / NAME)
 
 
 def check_presence(directory: Path, manifest: Manifest) -> None:
@@ -140,7 +152,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path.parent} has no {path.name}: it is no whole checkpoint") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: it is no JSON ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is damaged: it holds no JSON object")
@@ -149,16 +161,25 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _parsed(content: Mapping[str, Any], path: Path) -> Manifest:
     values = {name: value for name, value in content.items() if name not in ("kind", "format")}
-    try:
-        files = tuple(FileEntry(str(row["path"]), int(row["size"]), str(row["sha256"])) for row in values.pop("files"))
-        return Manifest(**values, files=files)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not have the fields of format {FORMAT}: {error}") from error
+    require_shape(values, SHAPE, path)
+    files = tuple(FileEntry(**row) for row in values.pop("files"))
+    for entry in files:
+        _require_inside(entry.path, path)
+    for group in values["groups"]:
+        if not all(map(str.isidentifier, group.split("."))):  # it becomes the name of a folder
+            raise CheckpointError(f"{path} names a group {group!r}, which is no name of one; it is not read")
+    return Manifest(**values, files=files)
 
 
 def _require_inside(name: str, manifest: Path) -> None:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name or not path.parts:
+    if (
+        path.is_absolute()
+        or ".." in path.parts
+        or {"\\", "\0"} & set(name)
+        or path.as_posix() != name
+        or not path.parts
+    ):
         raise CheckpointError(f"{manifest} lists {name!r}, which leaves the checkpoint's directory; it is not read")
 
 

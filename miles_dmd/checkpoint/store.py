@@ -8,16 +8,19 @@ DIR/checkpoints/latest                    the name of the newest one, for people
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from miles_dmd.checkpoint import manifest
 from miles_dmd.errors import CheckpointError
 from miles_dmd.files import atomic_write_text, fsync_path
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 POINTER = "latest"
@@ -28,15 +31,19 @@ _STAGED = re.compile(r"\.cycle_\d{6,}\.\d+\.[0-9a-f]+\.tmp")
 
 
 class CheckpointStore:
-    """The checkpoints of one run, which alone writes to ``directory``; the ``keep`` newest stay, 0 for all."""
+    """The checkpoints of one run, which alone writes to ``directory``; the ``keep`` newest stay, 0 for all.
 
-    def __init__(self, directory: Path, keep: int = 0) -> None:
-        self.directory, self.keep = directory, keep
+    ``warn`` is told what could not be tidied up after a checkpoint that is written.
+    """
+
+    def __init__(self, directory: Path, keep: int = 0, warn: Callable[[str], None] = logger.warning) -> None:
+        self.directory, self.keep, self.warn = directory, keep, warn
 
     @contextlib.contextmanager
     def writing(self, cycle: int) -> Iterator[Path]:
         """A directory to write checkpoint ``cycle`` into, its manifest last. It is published when the block ends well,
-        and gone when it does not. Raises OSError; FileExistsError for a cycle that has a checkpoint."""
+        and gone when it does not. Raises OSError if it is not published; FileExistsError for a cycle that has a
+        checkpoint."""
         target = self.directory / name_of(cycle)
         if target.exists():
             raise FileExistsError(f"{target} exists, and a checkpoint is never overwritten")
@@ -52,9 +59,18 @@ class CheckpointStore:
             staging.rename(target)  # refused by the system where ``target`` has appeared with something in it
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        fsync_path(self.directory)
-        atomic_write_text(self.directory / POINTER, target.name + "\n")
-        self._prune()
+        try:
+            self._tidy(target)
+        except OSError as error:  # it is there all the same, and a second one would not be written
+            reason = f"{error.strerror or error}: {error.filename or self.directory}"
+            self.warn(f"{target} is written and whole, but not everything beside it is in order ({reason})")
+
+    def _tidy(self, newest: Path) -> None:
+        fsync_path(self.directory)  # before older ones go
+        try:
+            atomic_write_text(self.directory / POINTER, newest.name + "\n")
+        finally:
+            self._prune()  # it makes room, which the pointer may have lacked
 
     def whole(self) -> list[Path]:
         """Whole checkpoints, oldest first."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd import registry
+from miles_dmd.checkpoint.records import FORMAT
 from miles_dmd.config.args import GROUPS, Args
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import kinds
@@ -18,7 +19,6 @@ from miles_dmd.errors import CheckpointError
 from miles_dmd.files import digest_file
 from miles_dmd.registry import nearest
 
-FORMAT = 1
 HARMLESS = frozenset(kinds(GROUPS["Run"])) - {"seed"} | {
     "load",
     "save",

@@ -8,6 +8,7 @@ from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.checkpoints import require_pipeline, require_weights
 from miles_dmd.config.flags import flag_name
+from miles_dmd.config.metric_names import metric_names
 from miles_dmd.config.presets import shipped
 from miles_dmd.config.resume import open_resume
 from miles_dmd.config.runs import check_save
@@ -15,6 +16,7 @@ from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_conf
 from miles_dmd.config.values import checked, kinds
 from miles_dmd.errors import ConfigError, PlanError
 from miles_dmd.observe.trackers import check_installed
+from miles_dmd.registry import nearest
 
 
 def check_args(args: Args) -> None:
@@ -80,11 +82,11 @@ def check_batch_divides(args: Args) -> None:
     size, step = args.rollout_batch_size, math.lcm(*ranks.values())
     if size % step:
         below, above = size // step * step, (size // step + 1) * step
-        nearest = above if not below or above - size < size - below else below
+        closest = above if not below or above - size < size - below else below
         who = next(role for role, count in ranks.items() if size % count)
         raise ConfigError(
             f"--rollout-batch-size {size} must divide by the ranks of every trainer, and the {who} has {ranks[who]} "
-            f"({_flag(args, who, 'num_trainer_ranks')}); the nearest that does is {nearest}"
+            f"({_flag(args, who, 'num_trainer_ranks')}); the nearest that does is {closest}"
         )
 
 
@@ -119,9 +121,9 @@ def check_pixels(args: Args) -> None:
     longest = family.max_pixels(checkpoint)
     for flag, pixels in (("--height", args.height), ("--width", args.width)):
         if pixels is not None and pixels % step:
-            nearest = max(round(pixels / step), 1) * step
+            closest = max(round(pixels / step), 1) * step
             raise ConfigError(
-                f"{flag} {pixels} must be a multiple of {step} for {checkpoint}; the nearest is {nearest}"
+                f"{flag} {pixels} must be a multiple of {step} for {checkpoint}; the nearest is {closest}"
             )
         if pixels is not None and pixels > longest:
             raise ConfigError(f"{flag} {pixels} is more than {checkpoint} has positions for; at most {longest}")
@@ -184,6 +186,11 @@ def check_keep_best(args: Args) -> None:
         raise ConfigError(
             f"--keep-best {args.keep_best} is measured on the grids of samples, and --sample-prompts 0 asks for none; "
             "drop one of the two"
+        )
+    if metric not in (known := metric_names(args)):
+        raise ConfigError(
+            f"--keep-best {args.keep_best}: no cycle of this run has a number {metric!r}{nearest(metric, known)}; "
+            "docs/metrics.md lists them, and a loss type of your own declares its own in its metrics"
         )
 
 

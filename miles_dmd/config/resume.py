@@ -4,6 +4,7 @@ Its manifest and the presence of its files, the plan, the arguments, the prompts
 of the tensors, which take a while, by ``verify``.
 """
 
+import dataclasses
 import json
 import math
 import shutil
@@ -13,19 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd import registry
-from miles_dmd.checkpoint.manifest import Manifest, check_presence, check_sums, read_json, read_manifest
+from miles_dmd.checkpoint.manifest import Manifest, check_presence, check_sums, read_manifest
+from miles_dmd.checkpoint.records import read_arguments, read_driver
 from miles_dmd.checkpoint.store import cycle_of, find_checkpoint, whole_checkpoints
 from miles_dmd.config.args import Args
-from miles_dmd.config.changes import Change, changes, refuse_changes
+from miles_dmd.config.changes import ABSENT, Change, changes, refuse_changes
 from miles_dmd.config.runs import continues
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.errors import CheckpointError, ConfigError, FormatError
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.plan.frozen import plain
 from miles_dmd.prompts import PromptSource
-
-FORMAT = 1
-"""Of driver.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +55,18 @@ def open_resume(args: Args) -> Resume | None:
         manifest = read_manifest(directory)
         check_presence(directory, manifest)
         check_sums(directory, manifest, lambda path: path.endswith(".json"))
-        resume = Resume(directory, manifest, read_json(directory / "driver.json"))
+        resume = Resume(directory, manifest, read_driver(directory))
         return Resume(directory, manifest, resume.driver, tuple(_check(args, resume)))
     except (CheckpointError, FormatError) as error:
         raise CheckpointError(f"--load {args.load}: {error}") from error
 
 
 def _check(args: Args, resume: Resume) -> list[Change]:
-    _check_format(resume)
+    _check_one_run(resume)
     plan = registry.load("losses", args.loss_type).plan(args)
     _check_plan(plan, args, resume)
     _check_counters(plan, args, resume)
-    recorded = {name: read_json(resume.directory / name / "args.json") for name in resume.manifest.groups}
+    recorded = {name: read_arguments(resume.directory, name) for name in resume.manifest.groups}
     allowed = refuse_changes(changes(recorded, args), args.allow_changed)
     try:
         PromptSource(args.prompt_data or "", args.seed).load_state_dict(resume.driver["prompts"])
@@ -78,12 +77,14 @@ def _check(args: Args, resume: Resume) -> list[Change]:
     return allowed
 
 
-def _check_format(resume: Resume) -> None:
+def _check_one_run(resume: Resume) -> None:
+    """Files that are sound each may still not belong together."""
     driver, manifest = resume.driver, resume.manifest
-    if driver.get("format") != FORMAT:
-        raise FormatError(f"driver.json has format {driver.get('format')!r}; this version reads format {FORMAT}")
-    if driver.get("run") != manifest.run or driver.get("counters") != manifest.counters:
+    said = [manifest.run, manifest.counters, manifest.policy_version]
+    if said != [driver["run"], driver["counters"], driver["policy_version"]]:
         raise CheckpointError("manifest.json and driver.json are of different runs or cycles; it is not loaded")
+    if driver["seed"] != driver["prompts"]["seed"]:
+        raise CheckpointError(f"driver.json has seed {driver['seed']}, and prompts of {driver['prompts']['seed']}")
 
 
 def _check_plan(plan: DistillationPlan, args: Args, resume: Resume) -> None:
@@ -91,24 +92,32 @@ def _check_plan(plan: DistillationPlan, args: Args, resume: Resume) -> None:
     manifest = resume.manifest
     if manifest.loss_type != args.loss_type:
         raise CheckpointError(f"is of --loss-type {manifest.loss_type}, and this run of {args.loss_type}; give that")
-    if manifest.plan["fingerprint"] == plan.fingerprint:
-        return
     was, now = dict(_leaves(resume.driver["plan"])), dict(_leaves(plain(plan)))
     apart = [
-        f"{name} was {was.get(name)}, is {now.get(name)}"
+        f"{name} was {before}, is {after}"
         for name in sorted(was.keys() | now.keys())
-        if was.get(name) != now.get(name) and not name.endswith(".model_ref")
+        for before, after in [(was.get(name, ABSENT), now.get(name, ABSENT))]
+        if (type(before), before) != (type(after), after) and not _both_models(name, was, now)
     ]
-    if apart or was == now:
+    said = manifest.plan
+    if said["fingerprint"] != plan.fingerprint and was == now:  # of weights that have moved, it is another one
+        apart.append("its own fingerprint is wrong")
+    if (said["name"], said["version"]) != (plan.name, plan.version) or set(manifest.groups) != set(plan.groups):
+        apart.append("manifest.json names another plan, or other groups, than driver.json")
+    if apart:
         raise CheckpointError(
-            f"belongs to another plan (fingerprint {manifest.plan['fingerprint'][:12]}, this run's is "
-            f"{plan.fingerprint[:12]}): {'; '.join(apart) or 'its own fingerprint is wrong'}; give the old arguments"
+            f"belongs to another plan (fingerprint {said['fingerprint'][:12]}, this run's is "
+            f"{plan.fingerprint[:12]}): {'; '.join(apart)}; give the old arguments"
         )
+
+
+def _both_models(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    return name.endswith(".model_ref") and isinstance(was.get(name), str) and isinstance(now.get(name), str)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     rows = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else None
-    if rows is None:
+    if not rows or not value:
         yield path, value
         return
     for name, item in rows:
@@ -117,9 +126,8 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _check_counters(plan: DistillationPlan, args: Args, resume: Resume) -> None:
     counters = resume.manifest.counters
-    due = plan.update_schedule.counters_after(int(counters["completed_cycles"]))
-    steps = {role: due.optimizer_steps.get(role, 0) for role in counters["optimizer_steps"]}
-    if counters["global_step"] != due.global_step or dict(counters["optimizer_steps"]) != steps:
+    due = plan.update_schedule.counters_after(counters["completed_cycles"])
+    if dict(counters) != dataclasses.asdict(due):
         raise CheckpointError(f"counters {json.dumps(counters)} are not those that the plan reaches")
     if args.num_rollout < due.global_step:
         raise CheckpointError(f"has {due.global_step} student steps, more than --num-rollout {args.num_rollout}")
@@ -133,8 +141,15 @@ def _check_counters(plan: DistillationPlan, args: Args, resume: Resume) -> None:
 
 
 def _check_pending(args: Args, resume: Resume) -> None:
+    pending, files = resume.driver["pending"], [entry.path for entry in resume.manifest.files]
+    numbered = [f"pending/batch_{number:03d}.safetensors" for number in range(len(pending))]
+    versions = {row["policy_version"] for row in pending}
+    if [path for path in files if path.startswith("pending/")] != numbered or versions - {
+        resume.manifest.policy_version
+    }:
+        raise CheckpointError("driver.json speaks of waiting samples that are not those of the checkpoint")
     ranks = math.lcm(*(compute_trainer_args(args, t).num_trainer_ranks for t in compute_trainer_configs(args)))
-    for row in resume.driver["pending"]:
+    for row in pending:
         if row["samples"] % ranks:
             raise CheckpointError(
                 f"holds sampled batches of {row['samples']}, which do not divide by {ranks}, the common multiple of "

@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from miles_dmd.checkpoint.store import find_checkpoint, run_directory
@@ -16,15 +16,17 @@ from miles_dmd.observe.metrics import KIND
 
 logger = logging.getLogger(__name__)
 
+FAILURE_LOG = "failure.log"
 ENTRIES = (
-    "student", "student_best", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard",
-    "checkpoints", "failure.log",
+    "student", "student_best", "student_best.new", "student_best.old", "metrics.jsonl", "summary.json", "samples",
+    "curves.png", "trace.json", "tensorboard", "checkpoints", FAILURE_LOG,
 )  # fmt: skip
 """What a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
 
 
 def holds_run(directory: Path) -> bool:
-    return any((directory / name).exists() for name in ENTRIES)
+    """The log alone is of a run that failed before it had begun, which is no reason not to begin."""
+    return any((directory / name).exists() for name in ENTRIES if name != FAILURE_LOG)
 
 
 def is_ours(directory: Path) -> bool:
@@ -53,54 +55,90 @@ def preset_name(args: Args) -> str:
 
 def fresh_run_directory(root: Path, preset: str) -> Path:
     """Makes and returns ``root/<preset>-<n>`` for the least free n. Two runs that start at once never get the same."""
-    root.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         directory = root / f"{preset}-{number}"
         try:
-            directory.mkdir()
+            directory.mkdir(parents=True)
         except FileExistsError:
             continue
+        except OSError as error:
+            raise ConfigError(f"{root} cannot be used: {error.strerror}; name a directory by --save") from error
         return directory
     raise AssertionError("count() has no end")
 
 
-def claim_run_directory(args: Args) -> Path:
-    """The directory that the run may write to: ``--save``, emptied of an older run with --overwrite, or a fresh one;
-    left as it is where --load goes on from a checkpoint in it.
+@contextlib.contextmanager
+def own_directory(args: Args) -> Iterator[Path]:
+    """The directory that the run may write to, ``--save`` or a fresh one, for nobody else until the block ends.
 
-    Raises ConfigError where --save holds another run.
+    What is in it stays as it is (``clear`` makes room), and a directory that is empty at the end is gone if it was made
+    here. Raises ConfigError where --save holds another run, or another run is at work in it.
     """
-    if args.save is None:
-        return fresh_run_directory(Path("runs"), preset_name(args))
     check_save(args)
-    directory = Path(args.save)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--save {args.save} cannot be made: {error.strerror}; name another directory") from error
+    wanted = Path(args.save) if args.save is not None else Path("runs")
+    missing = [path for path in (wanted, *wanted.parents) if not path.exists()]
+    directory = wanted if args.save is not None else fresh_run_directory(wanted, preset_name(args))
+    made = missing if args.save is not None else [directory, *missing]
     with occupied(directory):
-        for name in () if continues(args) else ENTRIES:
-            _remove(directory / name)
-    return directory
+        check_save(args)  # again: a run that was at work a moment ago may have left something
+        try:
+            yield directory
+        finally:
+            _remove_empty(made)
+
+
+def clear(args: Args, directory: Path) -> None:
+    """Remove an older run from ``directory``, which is this run's; not the one that --load goes on from."""
+    for name in () if continues(args) else ENTRIES:
+        _remove(directory / name)
 
 
 @contextlib.contextmanager
 def occupied(directory: Path) -> Iterator[None]:
-    """``directory`` belongs to this process until the block ends, or the process does. Raises ConfigError.
+    """``directory`` belongs to this process until the block ends, or the process does; it is made if it is not there.
+    Raises ConfigError.
 
     A lock on the directory itself: two runs that go on from one checkpoint would write over each other.
     """
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"--save {directory}: another run writes to it; end that one, or name another") from None
-    except OSError as error:  # a file system without locks
-        logger.warning("%s cannot be locked against a second run (%s)", directory, error.strerror)
+    descriptor = _locked(directory)
+    while not _is_still(directory, descriptor):  # its last owner left nothing in it, and removed it
+        os.close(descriptor)
+        descriptor = _locked(directory)
     try:
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked(directory: Path) -> int:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"--save {directory} cannot be used: {error.strerror}; name another directory") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"--save {directory}: another run writes to it; end that one, or name another") from None
+    except OSError as error:  # a file system without locks
+        logger.warning("%s cannot be locked against a second run (%s)", directory, error.strerror)
+    return descriptor
+
+
+def _is_still(directory: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(directory.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_empty(directories: Iterable[Path]) -> None:
+    for directory in directories:
+        try:
+            directory.rmdir()
+        except OSError:  # something is in it
+            return
 
 
 def continues(args: Args) -> bool:

@@ -61,6 +61,8 @@ class LossType:
     """group -> what it tells later groups about a batch."""
     needs: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     """logical role -> producing group -> keys of external data that the role's objective reads."""
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """logical role -> names in its objective's LossOutput.metrics, beside ``loss``. --keep-best takes those only."""
     run_wide: frozenset[str] = frozenset()
     """Options that the plan or the export reads: no trainer can have one of its own."""
     teacher_sampling: Callable[[Any], Mapping[str, Any]] = lambda args: {}

@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Row = Mapping[str, float]
 PREFIX = "alarm/"
@@ -32,6 +33,8 @@ class Alarm:
     cure: str
     below: bool = False
     """Whether small values are the bad ones."""
+    series: str = ""
+    """The key whose earlier values ``measure`` looks at, where it looks at earlier ones."""
 
     @property
     def flag(self) -> str:
@@ -42,19 +45,21 @@ class Alarm:
 
 
 class History:
-    """The finite values of a run's metrics, by key, in the order of cycles; and which keys the last cycle had."""
+    """The finite values of the metrics that alarms follow, in the order of cycles; and the last cycle's of all."""
 
     def __init__(self) -> None:
-        self._series: dict[str, list[float]] = {}
+        # whole, not the windows alone: a resumed run may have another window
+        self.series: dict[str, list[float]] = {alarm.series: [] for alarm in ALARMS if alarm.series}
         self.last: Row = {}
 
     def add(self, row: Row) -> None:
         self.last = {key: value for key, value in row.items() if math.isfinite(value)}
-        for key, value in self.last.items():
-            self._series.setdefault(key, []).append(value)
+        for key, values in self.series.items():
+            if key in self.last:
+                values.append(self.last[key])
 
     def __getitem__(self, key: str) -> Sequence[float]:
-        return self._series.get(key, ())
+        return self.series[key]
 
 
 def growth(series: Sequence[float], window: int) -> float | None:
@@ -95,12 +100,14 @@ ALARMS = (
         "critic/lag",
         lambda history, window: growth(history["actor/teacher_critic_gap"], window),
         "the fake score does not follow the student: more --fake-update-ratio, a higher --critic-lr, or stop earlier",
+        series="actor/teacher_critic_gap",
     ),
     Alarm(
         "critic_loss_slope",
         "critic/loss_slope",
         lambda history, window: slope(history["critic/loss"], window),
         "the fake score does not follow the student: more --fake-update-ratio, or a higher --critic-lr",
+        series="critic/loss",
     ),
     Alarm(
         "saturation",
@@ -131,13 +138,14 @@ class Alarms:
         self.thresholds, self.window, self.history = thresholds, window, History()
         self.ringing: frozenset[str] = frozenset()
 
-    def replay(self, rows: Sequence[Row]) -> None:
-        """Rows that an earlier part of this run left: what is early stays early. Logs nothing."""
-        for row in rows:
-            self.history.add(row)
-        self.ringing = frozenset(
-            alarm.name for alarm in ALARMS if any(row.get(PREFIX + alarm.name) == 1 for row in rows[-1:])
-        )
+    def state_dict(self) -> dict[str, Any]:
+        return {"series": self.history.series, "ringing": sorted(self.ringing)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What is early stays early, and what rings goes on ringing. Logs nothing."""
+        for key, values in self.history.series.items():
+            values[:] = state["series"].get(key, ())
+        self.ringing = frozenset(name for name in state["ringing"] if self.thresholds.get(name))
 
     def check(self, row: Row) -> dict[str, float]:
         """What this cycle adds to its row: every number that can be told, and whether it is beyond its threshold."""

@@ -18,6 +18,9 @@ from miles_dmd.errors import FormatError
 
 FORMAT = 1
 KIND = "miles_dmd.metrics"
+OF_A_CYCLE = ("cycle", "global_step", "seconds")
+OF_EVERY_STEP = ("loss", "grad_norm", "lr", "nonfinite", "seconds", "peak_memory_mib")
+"""What every trainer group tells of an optimizer step, whatever it minimises."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +88,11 @@ def flatten(phase_metrics: Mapping[str, Sequence[Mapping[str, float]]], groups: 
             key = name if "/" in name else f"{groups[kind]}/{name}"
             flat |= _over_repeats(key, [repeat[name] for repeat in repeats if name in repeat])
     return flat
+
+
+def keys_over_repeats(key: str, repeats: int) -> list[str]:
+    """The keys under which a number of a phase is written that is played so often in a cycle."""
+    return list(_over_repeats(key, [0.0] * repeats))
 
 
 def _over_repeats(key: str, values: Sequence[float]) -> dict[str, float]:

@@ -10,7 +10,6 @@ Knows no tensor, no Ray, no model, no recipe.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,8 +17,7 @@ from miles_dmd.errors import PhaseError, PhaseReportError, PlanError, PlanTypeEr
 from miles_dmd.plan.frozen import count, instance
 from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.schedule import PhaseRequest, PhaseResult, TrainerCounters, UpdateCycle
-
-logger = logging.getLogger(__name__)
+from miles_dmd.plan.skips import Skips
 
 Metrics = dict[str, tuple[dict[str, float], ...]]
 """phase kind -> the metrics of each of its steps, in order: K fake-score phases keep K losses."""
@@ -48,9 +46,8 @@ class DistillationTrainerController:
 
     ``hooks`` is one object or several, called in their order after committed student steps; ``observer`` hears of
     every committed cycle, warm-up included. ``max_consecutive_skipped_cycles``: so many cycles in a row may be given
-    up because a phase skipped its step on all ranks; such a cycle is not committed. 0: a skip is fatal. Uncommitted is
-    not undone: a fake score that stepped in such a cycle stays stepped. So a skip after the student's step of its cycle
-    is fatal under every bound: the engine samples that student already, and the counters would not know of its step.
+    up because a phase skipped its step on all ranks; such a cycle is not committed (``skips`` counts them). Uncommitted
+    is not undone: a fake score that stepped in such a cycle stays stepped.
     """
 
     def __init__(
@@ -72,9 +69,7 @@ class DistillationTrainerController:
         hooks = () if hooks is None else hooks if isinstance(hooks, Sequence) else (hooks,)
         self.hooks = tuple(_part("a hook", hook, "after_completed_step") for hook in hooks)
         self.observer = observer
-        self.max_consecutive_skipped_cycles = count("max_consecutive_skipped_cycles", max_consecutive_skipped_cycles)
-        self.skipped_cycles = 0
-        self._skips_in_a_row = 0
+        self.skips = Skips(max_consecutive_skipped_cycles)
         self._failure = ""
         self._counters = self._checked(TrainerCounters() if counters is None else counters)
         self._metrics: Metrics = {}
@@ -88,6 +83,10 @@ class DistillationTrainerController:
     def phase_metrics(self) -> Metrics:
         """A copy of the metrics of the last committed cycle."""
         return {kind: tuple(dict(step) for step in steps) for kind, steps in self._metrics.items()}
+
+    @property
+    def skipped_cycles(self) -> int:
+        return self.skips.total
 
     @property
     def failed(self) -> bool:
@@ -130,7 +129,7 @@ class DistillationTrainerController:
         for request in cycle.requests:
             result = self.executor.execute_phase(request, self.batch_provider.next(request))
             if not _steps(result, request):
-                self._skip(request, student_stepped="student" in metrics)
+                self.skips.add(request, student_stepped="student" in metrics)
                 return False
             for role in request.trainable_roles:
                 counters.record_step(role)
@@ -138,28 +137,9 @@ class DistillationTrainerController:
         if cycle.requires_student_update:
             counters.increment_global()
         counters.completed_cycles += 1
-        self._skips_in_a_row = 0
+        self.skips.committed()
         self._counters, self._metrics = counters, {kind: tuple(steps) for kind, steps in metrics.items()}
         return True
-
-    def _skip(self, request: PhaseRequest, *, student_stepped: bool) -> None:
-        self.skipped_cycles += 1
-        self._skips_in_a_row += 1
-        if student_stepped and self._skips_in_a_row <= self.max_consecutive_skipped_cycles:
-            raise PhaseReportError(
-                f"the {request.kind} phase after step {request.global_step} skipped its optimizer step on all ranks, "
-                "and the student of the same cycle has stepped already, which cannot be taken back"
-            )
-        logger.warning(
-            "the %s phase after step %d skipped its optimizer step on all ranks; its cycle is given up (%d so far)",
-            request.kind, request.global_step, self.skipped_cycles,
-        )  # fmt: skip
-        if self._skips_in_a_row > self.max_consecutive_skipped_cycles:
-            raise PhaseReportError(
-                f"the {request.kind} phase after step {request.global_step} skipped its optimizer step on all ranks: "
-                f"{self._skips_in_a_row} cycles in a row, where max_consecutive_skipped_cycles allows "
-                f"{self.max_consecutive_skipped_cycles}"
-            )
 
     def _notify(self, cycle: UpdateCycle) -> None:
         if cycle.requires_student_update:
@@ -186,7 +166,7 @@ class DistillationTrainerController:
         """Back to the start, counters and metrics only."""
         self._refuse_if_failed()
         self._counters, self._metrics = TrainerCounters(), {}
-        self.skipped_cycles = self._skips_in_a_row = 0
+        self.skips.reset()
 
     def state_dict(self) -> dict[str, Any]:
         self._refuse_if_failed()
@@ -204,7 +184,8 @@ class DistillationTrainerController:
         if not isinstance(state, Mapping) or set(state) != keys:
             got = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)
             raise PlanError(f"controller state must have exactly the keys {sorted(keys)}, got {got}")
-        self._counters, self._metrics, self._skips_in_a_row = self._checked(TrainerCounters(**state)), {}, 0
+        self._counters, self._metrics = self._checked(TrainerCounters(**state)), {}
+        self.skips.committed()
 
     def _checked(self, counters: TrainerCounters) -> TrainerCounters:
         counters = instance("counters", counters, TrainerCounters).copy()

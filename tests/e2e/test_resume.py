@@ -16,6 +16,9 @@ CYCLES = 4
 """One of warm-up, three with a student step."""
 SCHEDULE = ("--num-rollout", "3", "--lr-scheduler", "cosine", "--lr-warmup-steps", "1")
 SAVING = ("--save-interval", "1", "--keep-checkpoints", "0")
+WATCHED = ("--sample-prompts", "1", "--sample-interval", "2", "--alarm-window", "1", "--alarm-critic-loss-slope", "0",
+           "--alarm-critic-lag", "1e-4", "--keep-best", "min:actor/loss")  # fmt: skip
+"""What remembers something from cycle to cycle: alarms that compare with the beginning, grids, the best student."""
 
 
 def checkpoint(directory, cycle):
@@ -45,7 +48,7 @@ def driver(directory):
 def uninterrupted(make_args, tmp_path_factory):
     """A run of all cycles that left a checkpoint after each of them."""
     directory = tmp_path_factory.mktemp("uninterrupted")
-    DistillationTrainer(make_args("--local", *SCHEDULE, *SAVING, "--save", str(directory))).fit()
+    DistillationTrainer(make_args("--local", *SCHEDULE, *SAVING, *WATCHED, "--save", str(directory))).fit()
     return directory
 
 
@@ -61,7 +64,7 @@ def assert_same_state(one, other):
 @pytest.mark.parametrize("k", range(1, CYCLES + 1))
 def test_resumed_run_ends_bit_equal(uninterrupted, make_args, tmp_path, k):
     start = checkpoint(uninterrupted, k)
-    args = make_args("--local", *SCHEDULE, *SAVING, "--save", str(tmp_path), "--load", str(start))
+    args = make_args("--local", *SCHEDULE, *SAVING, *WATCHED, "--save", str(tmp_path), "--load", str(start))
 
     trainer = DistillationTrainer(args)
     controller = trainer.fit()
@@ -71,7 +74,19 @@ def test_resumed_run_ends_bit_equal(uninterrupted, make_args, tmp_path, k):
     assert_same_state(checkpoint(tmp_path, CYCLES), checkpoint(uninterrupted, CYCLES))
     student = "student/transformer/diffusion_pytorch_model.safetensors"
     assert (tmp_path / student).read_bytes() == (uninterrupted / student).read_bytes()
+    assert summary(tmp_path)["alarms"] == summary(uninterrupted)["alarms"] == ["critic_lag"]
+    assert_same_best(tmp_path, uninterrupted)
     assert trainer.batch_provider.prompts.next(4) == next_prompts(uninterrupted, trainer.batch_provider.prompts)
+
+
+def summary(directory):
+    return json.loads((directory / "summary.json").read_text())
+
+
+def assert_same_best(one, other):
+    """Where it is of before the checkpoint too: then it was taken over."""
+    for name in ("best.json", "distillation.json", "transformer/diffusion_pytorch_model.safetensors"):
+        assert (one / "student_best" / name).read_bytes() == (other / "student_best" / name).read_bytes()
 
 
 def next_prompts(directory, prompts):
@@ -109,16 +124,43 @@ def test_run_goes_on_in_its_own_directory(uninterrupted, make_args, tmp_path, ca
         shutil.rmtree(checkpoint(directory, cycle))
     lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(lines[:-1]) + lines[-1][:40])
-    args = make_args("--local", *SCHEDULE, *SAVING, "--save", str(directory), "--load", "latest")
+    args = make_args("--local", *SCHEDULE, *SAVING, *WATCHED, "--save", str(directory), "--load", "latest")
 
     DistillationTrainer(args).fit()
 
     assert rows(directory) == rows(uninterrupted)
+    assert_same_best(directory, uninterrupted)
     assert_same_state(checkpoint(directory, CYCLES), checkpoint(uninterrupted, CYCLES))
     assert json.loads((directory / "summary.json").read_text())["counters"]["completed_cycles"] == CYCLES
     assert "cycle 4/4" in capsys.readouterr().err
     manifests = [read_manifest(checkpoint(directory, cycle)) for cycle in (2, CYCLES)]
     assert manifests[0].run == manifests[1].run
+
+
+class Counting:
+    """A hook of the user's own that remembers something."""
+
+    def __init__(self):
+        self.count = 0
+
+    def after_completed_step(self, counters, metrics, executor):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def test_hook_of_the_users_own_goes_on_counting(make_args, tmp_path):
+    save = ("--local", *SCHEDULE, *SAVING, "--save", str(tmp_path))
+    DistillationTrainer(make_args(*save), hooks=Counting()).fit(num_cycles=3)
+    hook = Counting()
+
+    DistillationTrainer(make_args(*save, "--load", "latest"), hooks=hook).fit()
+
+    assert hook.count == 3
 
 
 def test_finished_run_can_be_made_longer(make_args, tmp_path, monkeypatch):

@@ -47,7 +47,8 @@ def save(store, groups, cycle):
             written += state.save(staging / name)
         write_synced(staging / "driver.json", str(cycle).encode())
         written.append(entry_of(staging / "driver.json", staging))
-        about = dict(run="r", parent="", loss_type="l", plan={}, policy_version=0, groups={}, versions={}, created="")
+        plan = {"name": "p", "version": 1, "fingerprint": "f"}
+        about = dict(run="r", parent="", loss_type="l", plan=plan, policy_version=0, groups={}, versions={}, created="")
         manifest.write_manifest(staging, with_entries(Manifest(counters=counters, files=(), **about), written))
 
 def verified(root):
@@ -123,6 +124,59 @@ assert verified(ROOT)[1] == cycle
 )
 
 
+BEST = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from miles_dmd import files, hooks
+
+ROOT, exchanges = Path(sys.argv[1]), sys.argv[2] == "exchange"
+if not exchanges:
+    files._exchanged = lambda one, other: False  # a file system that cannot
+
+def export(args, loss_type, executor, directory):
+    directory.mkdir()
+    for name in ("model_index.json", "weights"):
+        (directory / name).write_text(str(executor))
+
+hooks.export_student = export
+
+def keeper():
+    return hooks.KeepBest(SimpleNamespace(keep_best="max:m", sample_interval=1), None, ROOT / "student_best")
+
+def keep(step):
+    keeper()._keep({"metric": "m", "value": step, "global_step": step}, step)
+
+def die_at(number):
+    def count(event, arguments):
+        nonlocal number
+        number -= 1
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(count)
+
+keep(1)
+step = instants = survived = 0
+while not survived:
+    instants += 1
+    before = hooks.read_best(ROOT / "student_best")["global_step"]
+    if not (pid := os.fork()):
+        die_at(instants)
+        keep(before + 1)
+        os._exit(0)
+    survived = os.waitpid(pid, 0)[1] == 0
+    aside = not (ROOT / "student_best").exists()
+    assert not (aside and exchanges), instants
+    keeper()
+    kept = hooks.read_best(ROOT / "student_best")["global_step"]
+    assert kept in (before, before + 1), (instants, before, kept)
+    for name in ("model_index.json", "weights"):
+        assert (ROOT / "student_best" / name).read_text() == str(kept)
+assert [path.name for path in ROOT.iterdir()] == ["student_best"]
+print(instants, kept)
+"""
+
+
 def run(script, *words):
     done = subprocess.run([sys.executable, "-c", script, *map(str, words)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
@@ -136,6 +190,16 @@ def test_killed_at_fifty_instants_a_whole_checkpoint_is_there(tmp_path):
     kills, interrupted, _ = map(int, line.split())
     assert kills == 50
     assert interrupted > 20  # in the middle of a save, not between two
+
+
+@pytest.mark.parametrize("way", ["exchange", "two renames"])
+def test_killed_at_every_instant_a_best_student_is_there(tmp_path, way):
+    """A process that dies between two calls of the system, whichever they are."""
+    (line,) = run(BEST, tmp_path, way)
+
+    instants, kept = map(int, line.split())
+    assert instants > 20
+    assert kept > 2
 
 
 def test_full_disk_takes_nothing_away(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 
 from miles_dmd import hooks
 from miles_dmd.contracts.reports import SampleStatistics
-from miles_dmd.errors import MilesDmdError
 from miles_dmd.hooks import KeepBest, SampleGrids
 
 
@@ -29,9 +28,10 @@ def exported(monkeypatch):
 
 @pytest.fixture
 def keep_best(tmp_path, exported):
-    def make(keep_best, sample_interval=1, num_rollout=100):
+    def make(keep_best, sample_interval=1, num_rollout=100, run=".", earlier=None):
         args = SimpleNamespace(keep_best=keep_best, sample_interval=sample_interval, num_rollout=num_rollout)
-        return KeepBest(args, None, tmp_path / "student_best")
+        (tmp_path / run).mkdir(exist_ok=True)
+        return KeepBest(args, None, tmp_path / run / "student_best", earlier)
 
     return make
 
@@ -60,12 +60,52 @@ def test_it_judges_the_mean_of_an_interval_and_once_more_at_the_end(keep_best, e
     assert exported == [3, 6]  # means 3, 4 and 3.9
 
 
-def test_resumed_run_knows_what_was_best(keep_best, exported):
-    play(keep_best("max:m"), [5.0])
+def resumed(best, state):
+    best.load_state_dict(json.loads(json.dumps(state)))
+    return best
 
-    play(keep_best("max:m"), [4.0, 6.0], first=2)
 
-    assert exported == [1, 3]
+@pytest.mark.parametrize("way", ["max", "min"])
+@pytest.mark.parametrize("k", range(9))
+@pytest.mark.parametrize("run", [".", "other"])
+def test_resumed_run_chooses_as_the_uninterrupted_one(keep_best, exported, tmp_path, k, run, way):
+    """Also within an interval, also in another directory, and whatever is left of what came after the checkpoint."""
+    values = [3.0, 5.0, 4.0, float("nan"), 9.0, 1.0, 2.0, 6.0, 6.5]
+    asked = {"keep_best": f"{way}:m", "sample_interval": 2, "num_rollout": 9}
+    whole = keep_best(**asked, run="whole")
+    play(whole, values)
+    expected = (whole.state_dict(), exported.copy())
+    exported.clear()
+    first = keep_best(**asked)
+    play(first, values[:k])
+    state = first.state_dict()
+
+    best = resumed(keep_best(**asked, run=run, earlier=tmp_path / "student_best"), state)
+    play(best, values[k:], first=k + 1)
+
+    assert (best.state_dict(), exported) == expected
+    kept = json.loads((tmp_path / run / "student_best" / "best.json").read_text())
+    assert kept == best.state_dict()["best"]
+    assert (tmp_path / run / "student_best" / "weights").read_text() == str(kept["global_step"])
+
+
+def test_best_student_that_is_lost_is_told_and_still_has_to_be_beaten(keep_best, exported, tmp_path, caplog):
+    state = {"metric": "m", "way": "max", "values": [], "best": {"metric": "m", "value": 5.0, "global_step": 1}}
+
+    play(resumed(keep_best("max:m"), state), [4.0, 6.0], first=2)
+
+    assert exported == [3]
+    assert "the best student so far (m 5 after step 1) is not kept any more" in caplog.text
+
+
+def test_another_metric_begins_anew(keep_best, exported):
+    first = keep_best("max:other")
+    play(first, [None])
+    first._best = {"metric": "other", "value": 9.0, "global_step": 1}
+
+    play(resumed(keep_best("max:m"), first.state_dict()), [1.0], first=2)
+
+    assert exported == [2]
 
 
 def test_number_that_is_not_finite_is_never_best(keep_best, exported):
@@ -74,9 +114,12 @@ def test_number_that_is_not_finite_is_never_best(keep_best, exported):
     assert exported == [2]
 
 
-def test_metric_that_no_cycle_has_is_refused_with_those_there_are(keep_best):
-    with pytest.raises(MilesDmdError, match="--keep-best max:n: no such metric; there are global_step, m"):
-        play(keep_best("max:n"), [1.0])
+def test_interval_without_the_metric_is_told_and_the_run_goes_on(keep_best, exported, caplog):
+    """A number that takes twice --alarm-window cycles to be told, say."""
+    play(keep_best("max:m", sample_interval=2), [None, None, None, 1.0])
+
+    assert exported == [4]
+    assert caplog.messages == ["--keep-best max:m: no such number up to step 2; nothing to judge"]
 
 
 def test_warmup_cycle_and_a_run_without_the_flag_keep_nothing(keep_best, exported):
@@ -105,16 +148,17 @@ class Drawing:
 def test_grids_compare_with_the_first_also_after_a_resume(tmp_path):
     args = SimpleNamespace(sample_prompts=1, seed=0, num_inference_steps=4)
     told, executor = [], Drawing()
+    first, other = (SampleGrids(args, ["a digit"], tmp_path / name / "samples", told.append) for name in "ab")
 
-    def grids():
-        return SampleGrids(args, ["a digit"], tmp_path / "samples", told.append)
-
-    grids().draw(0, executor)
+    first.draw(0, executor)
     executor.spread = 0.25
-    grids().draw(50, executor)
+    other.load_state_dict(first.state_dict())
+    other.draw(50, executor)
 
     assert executor.limits == [None, 3.0]
     assert told == [
         {"samples/diversity": 1.0, "samples/saturation": 0.0},
         {"samples/diversity": 0.25, "samples/saturation": 0.5},
     ]
+    references = [(tmp_path / name / "samples" / "reference.json").read_text() for name in "ab"]
+    assert references == ['{"spread": 1.0, "limit": 3.0}\n'] * 2

@@ -93,6 +93,20 @@ loss_type = LossType(
     },
     scorers={"critic": "miles_dmd.losses.dmd2.objective:score"},
     needs={"student": {"critic": ("teacher_clean", "critic_clean", "score_sigma")}},
+    metrics={
+        "student": (
+            "teacher_critic_gap",
+            "normalizer",
+            "rollout_drift",
+            "score_sigma",
+            "generated_mean",
+            "generated_std",
+            "teacher_clean_mean",
+            "teacher_clean_std",
+            "critic_clean_mean",
+            "critic_clean_std",
+        )
+    },
     run_wide=frozenset({"fake_update_ratio", "fake_warmup_cycles", "teacher_num_inference_steps"}),
     teacher_sampling=teacher_sampling,
     check=check,

@@ -11,7 +11,10 @@ from miles_dmd.checkpoint import manifest
 from miles_dmd.checkpoint.manifest import entry_of
 from miles_dmd.errors import SaveError
 from miles_dmd.handles import BatchHandle
+from miles_dmd.hooks import KeepBest, SampleGrids
+from miles_dmd.observe.alarms import ALARMS, Alarms
 from miles_dmd.observe.spans import SpanLog
+from miles_dmd.plan.skips import Skips
 from miles_dmd.prompts import PromptSource
 from miles_dmd.saving import CheckpointSaver
 
@@ -44,6 +47,16 @@ class FakeRollouts:
         return [(path.name, num_chunks) for path in paths]
 
 
+def observers(args, directory):
+    """Those of a run that has something to remember."""
+    alarms = Alarms({alarm.name: 0.5 for alarm in ALARMS}, 1)
+    alarms.check({"actor/teacher_critic_gap": 0.1, "critic/loss": 2.0, "samples/diversity": 0.1})
+    grids, best = SampleGrids(args, [], directory / "samples"), KeepBest(args, None, directory / "student_best")
+    grids._remember({"spread": 2.0, "limit": 3.0})
+    best._values, best._best = [1.0], {"metric": "m", "value": 2.0, "global_step": 1}
+    return {"alarms": alarms, "grids": grids, "best": best, "skips": Skips()}
+
+
 class Run:
     """The driver's side of a run that has just committed ``cycle`` cycles."""
 
@@ -58,7 +71,9 @@ class Run:
         self.executor = SimpleNamespace(
             plan=self.plan, groups=self.groups, rollouts=FakeRollouts(), policy_version=1, spans=SpanLog(), num_chunks=1
         )
+        self.observers = observers(args, directory)
         parts = {"executor": self.executor, "batches": self.batches, "prompts": self.prompts}
+        parts["observers"] = self.observers
         self.saver = CheckpointSaver(args, directory, resume=resume, **parts)
 
     def after(self, cycle):
@@ -101,3 +116,22 @@ def rewrite():
         path.write_text(json.dumps(content))
 
     return change_manifest
+
+
+@pytest.fixture
+def forge(rewrite):
+    """Change a file and let the manifest vouch for it, so that only what it says can give it away."""
+
+    def change_file(saved, path, change):
+        content = json.loads((saved / path).read_text())
+        change(content)
+        (saved / path).write_text(json.dumps(content))
+        entry = entry_of(saved / path, saved)
+
+        def vouch(manifest):
+            (row,) = (row for row in manifest["files"] if row["path"] == path)
+            row.update(size=entry.size, sha256=entry.sha256)
+
+        rewrite(saved, vouch)
+
+    return change_file

@@ -1,6 +1,5 @@
 """A checkpoint that does not fit is refused at the door: by name, in one line, before torch or Ray is imported."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from collections import namedtuple
 
 import pytest
 
-from miles_dmd.checkpoint.manifest import entry_of
 from miles_dmd.config.resume import open_resume
 from miles_dmd.errors import CheckpointError, ConfigError
 from miles_dmd.run import main
@@ -25,25 +23,6 @@ def refused(flags, capsys):
         return error
 
     return run
-
-
-@pytest.fixture
-def forge(rewrite):
-    """Change a file and let the manifest vouch for it, so that only what it says can give it away."""
-
-    def change_file(saved, path, change):
-        content = json.loads((saved / path).read_text())
-        change(content)
-        (saved / path).write_text(json.dumps(content))
-        entry = entry_of(saved / path, saved)
-
-        def vouch(manifest):
-            (row,) = (row for row in manifest["files"] if row["path"] == path)
-            row.update(size=entry.size, sha256=entry.sha256)
-
-        rewrite(saved, vouch)
-
-    return change_file
 
 
 def test_sound_checkpoint_passes(saved, make_args):
@@ -200,13 +179,15 @@ def test_later_checkpoints_in_the_way_are_told(make_run, refused):
 
 
 def test_going_on_in_place_leaves_what_is_there(make_run, make_args):
-    from miles_dmd.config.runs import claim_run_directory
+    from miles_dmd.config.runs import clear, own_directory
 
     run = make_run()
     run.save()
     (run.directory / "metrics.jsonl").write_text("rows")
 
-    directory = claim_run_directory(make_args("--load", "latest", "--save", str(run.directory)))
+    args = make_args("--load", "latest", "--save", str(run.directory))
+    with own_directory(args) as directory:
+        clear(args, directory)
 
     assert directory == run.directory
     assert (directory / "metrics.jsonl").read_text() == "rows"

@@ -95,7 +95,7 @@ def test_other_kind_of_file_is_no_manifest(saved, rewrite):
 def test_manifest_with_other_fields_is_refused(saved, rewrite, change):
     rewrite(saved, change)
 
-    with pytest.raises(CheckpointError, match="does not have the fields of format 1"):
+    with pytest.raises(CheckpointError, match="does not have the fields of its format"):
         read_manifest(saved)
 
 
@@ -111,4 +111,12 @@ def test_directory_without_a_manifest_is_no_checkpoint(saved):
     (saved / "manifest.json").unlink()
 
     with pytest.raises(CheckpointError, match=r"has no manifest\.json: it is no whole checkpoint"):
+        read_manifest(saved)
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/tmp", "", ".", "..", "a/b", "a\\b", "a\0b"])
+def test_groups_that_would_leave_the_directory_are_refused(saved, rewrite, name):
+    rewrite(saved, lambda content: content["groups"].update({name: 1}))
+
+    with pytest.raises(CheckpointError, match=r"names a group .* is no name of one; it is not read"):
         read_manifest(saved)

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from miles_dmd.checkpoint import store
 from miles_dmd.checkpoint.manifest import read_manifest
 from miles_dmd.config.resume import open_resume
 from miles_dmd.errors import SaveError
 from miles_dmd.prompts import PromptSource
-from miles_dmd.saving import restore
+from miles_dmd.saving import remembering, restore
 
 
 def names(run):
@@ -68,6 +69,8 @@ def test_driver_file_says_where_the_run_is(make_run):
     assert driver["prompts"]["cursor"] == 12
     assert driver["pending"] == [{"samples": 4, "policy_version": 1}]
     assert (driver["seed"], driver["policy_version"]) == (0, 1)
+    assert driver["observers"]["grids"] == {"reference": {"spread": 2.0, "limit": 3.0}}
+    assert driver["observers"].keys() == {"alarms", "grids", "best", "skips"}
     assert driver["plan"]["name"] == run.plan.name
 
 
@@ -151,13 +154,65 @@ def test_restoring_hands_everything_back(make_run, make_args, digit_prompts):
     batches = SimpleNamespace(restore=lambda pending: told.append(("batches", pending)))
     controller = SimpleNamespace(load_state_dict=lambda state: told.append(("counters", state)))
     prompts = PromptSource(digit_prompts, 0)
+    remembers = SimpleNamespace(load_state_dict=lambda state: told.append(("skips", state)))
+    observers = {"skips": remembers, "hook_0": remembers}
 
-    restore(resume, executor=run.executor, batches=batches, prompts=prompts, controller=controller)
+    restore(resume, executor=run.executor, batches=batches, prompts=prompts, controller=controller, observers=observers)
 
     assert told == [
         ("counters", {"global_step": 1, "optimizer_steps": {"fake_score": 4, "student": 1}, "completed_cycles": 2}),
         ("weights", 1, ["actor"]),  # of the student that was loaded, not of the one that was built
         ("batches", [("batch_000.safetensors", 1)]),
+        ("skips", {"total": 0, "in_a_row": 0}),  # and nothing for a hook that the checkpoint does not know
     ]
     assert prompts.cursor == 12
     assert run.groups["critic"].loaded == ["critic"]
+
+
+class Counting:
+    """A hook of the user's own that remembers something, and one that does not."""
+
+    def __init__(self):
+        self.count = 0
+
+    def after_completed_step(self, counters, metrics, executor):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def test_hooks_that_remember_something_are_part_of_it():
+    forgetful, counting = SimpleNamespace(), Counting()
+
+    assert remembering([forgetful, counting]) == {"hook_1": counting}
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+@pytest.mark.parametrize("broken", ["atomic_write_text", "fsync_path", "CheckpointStore._prune"])
+def test_what_fails_after_a_checkpoint_is_published_takes_nothing_back(
+    make_run, monkeypatch, capsys, policy, broken, full_disk
+):
+    run = make_run("--on-save-failure", policy, "--save-interval", "1", "--keep-checkpoints", "1")
+    original, directory = getattr(store, broken.split(".")[0]), run.directory / "checkpoints"
+
+    def fail(path, *more):
+        if broken == "fsync_path" and path != directory:
+            return original(path)
+        raise OSError(28, "No space left on device", str(directory / "latest"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"miles_dmd.checkpoint.store.{broken}", fail)
+        saved = run.saver.save(run.after(1))
+        run.saver.finish(run.after(1))  # which a run does at its end
+    said = capsys.readouterr().out
+
+    assert saved == run.saver.last == directory / "cycle_000001"
+    assert read_manifest(saved).cycle == 1
+    assert f"WARNING: {saved} is written and whole, but not everything beside it is in order (No space left" in said
+    assert said.count("WARNING") == 1
+    run.saver.committed(run.after(2))
+    assert names(run) == ["cycle_000002", "latest"]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from miles_dmd.config.args import Args
 from miles_dmd.config.runs import (
     check_save,
-    claim_run_directory,
+    clear,
     fresh_run_directory,
     holds_run,
     occupied,
+    own_directory,
     preset_name,
 )
 from miles_dmd.errors import ConfigError
@@ -43,17 +45,45 @@ def test_a_run_is_called_after_its_preset(given, name):
 def test_without_save_a_run_gets_a_fresh_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    directory = claim_run_directory(Args(config="digits"))
-
-    assert str(directory) == "runs/digits-1"
-    assert directory.is_dir()
+    with own_directory(Args(config="digits")) as directory:
+        assert str(directory) == "runs/digits-1"
+        assert directory.is_dir()
 
 
 def test_save_is_made_with_its_parents(tmp_path):
-    directory = claim_run_directory(Args(save=str(tmp_path / "a" / "b")))
+    with own_directory(Args(save=str(tmp_path / "a" / "b"))) as directory:
+        assert directory.is_dir()
+        assert not holds_run(directory)
+        (directory / "metrics.jsonl").touch()
 
-    assert directory.is_dir()
-    assert not holds_run(directory)
+    assert (tmp_path / "a" / "b" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("save", [None, "a/b"])
+def test_a_run_that_never_began_leaves_no_directory(tmp_path, monkeypatch, save):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(RuntimeError), own_directory(Args(save=save, config="digits")):
+        raise RuntimeError("no GPU, say")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_was_there_stays(tmp_path):
+    with own_directory(Args(save=str(tmp_path / "run"))):
+        pass
+    (tmp_path / "run").mkdir()
+    with own_directory(Args(save=str(tmp_path / "run"))):
+        pass
+
+    assert (tmp_path / "run").is_dir()
+
+
+def claim(args):
+    """As a run does it: the directory first, and room in it once the groups are up."""
+    with own_directory(args) as directory:
+        clear(args, directory)
+    return directory
 
 
 def written_by_a_run(directory):
@@ -70,9 +100,9 @@ def test_another_run_is_replaced_only_when_asked(tmp_path, left):
     save = str(tmp_path / "run")
 
     with pytest.raises(ConfigError, match=f"--save {save} holds another run.*--overwrite.*--load"):
-        claim_run_directory(Args(save=save))
+        claim(Args(save=save))
     assert path.exists()
-    claim_run_directory(Args(save=save, overwrite=True))
+    claim(Args(save=save, overwrite=True))
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
@@ -82,7 +112,7 @@ def test_a_link_is_removed_and_not_what_it_points_to(tmp_path):
     (tmp_path / "run" / "student").symlink_to(tmp_path / "precious")
     written_by_a_run(tmp_path / "run")
 
-    claim_run_directory(Args(save=str(tmp_path / "run"), overwrite=True))
+    claim(Args(save=str(tmp_path / "run"), overwrite=True))
 
     assert (tmp_path / "precious").is_dir()
 
@@ -96,7 +126,7 @@ def test_files_that_no_run_wrote_are_never_removed(tmp_path, metrics):
     thesis.touch()
 
     with pytest.raises(ConfigError, match=r"--overwrite: .* holds files that no run wrote there"):
-        claim_run_directory(Args(save=str(tmp_path), overwrite=True))
+        claim(Args(save=str(tmp_path), overwrite=True))
 
     assert thesis.exists()
 
@@ -139,11 +169,61 @@ def test_checking_writes_nothing(tmp_path):
 
 
 def test_two_runs_never_write_to_one_directory(tmp_path):
-    """Two that go on from the same checkpoint, say."""
-    with occupied(tmp_path), pytest.raises(ConfigError, match=f"--save {tmp_path}: another run writes to it"):
-        claim_run_directory(Args(save=str(tmp_path), overwrite=True))
+    """Two that go on from the same checkpoint, say, or the second with --overwrite: nothing of the first is touched."""
+    written_by_a_run(tmp_path)
 
-    assert claim_run_directory(Args(save=str(tmp_path))) == tmp_path
+    with occupied(tmp_path), pytest.raises(ConfigError, match=f"--save {tmp_path}: another run writes to it"):
+        claim(Args(save=str(tmp_path), overwrite=True))
+
+    assert (tmp_path / "metrics.jsonl").exists()
+    claim(Args(save=str(tmp_path), overwrite=True))
+
+
+def test_what_the_first_run_left_is_seen_by_the_one_that_waited_at_the_door(tmp_path, monkeypatch):
+    """The first run ends between the second's look into the directory and its lock."""
+    from miles_dmd.config import runs
+
+    locked = runs._locked
+    monkeypatch.setattr(runs, "_locked", lambda directory: (written_by_a_run(directory), locked(directory))[1])
+
+    with pytest.raises(ConfigError, match="holds another run"):
+        claim(Args(save=str(tmp_path)))
+
+
+def test_a_directory_that_its_owner_removed_meanwhile_is_made_again(tmp_path):
+    """Many runs that fail at once, at the door: each has the directory that stands, and never one that is gone."""
+    stop, seen = threading.Event(), []
+
+    def run():
+        while not stop.is_set():
+            try:
+                with own_directory(Args(save=str(tmp_path / "run"))) as directory:
+                    (directory / "mine").touch()
+                    seen.append(sorted(path.name for path in directory.iterdir()))
+                    (directory / "mine").unlink()
+            except ConfigError:
+                continue
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while len(seen) < 200 and any(thread.is_alive() for thread in threads):
+        stop.wait(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert len(seen) >= 200
+    assert all(names == ["mine"] for names in seen)
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_the_log_of_a_failed_start_is_in_nobodys_way(tmp_path, overwrite):
+    (tmp_path / "failure.log").touch()
+
+    claim(Args(save=str(tmp_path), overwrite=overwrite))
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_directory_is_free_again_when_its_run_is_gone(tmp_path):

@@ -1,5 +1,6 @@
 """Alarms on series of which the answer is known."""
 
+import json
 import math
 import random
 
@@ -147,15 +148,44 @@ def test_alarm_rings_until_its_number_recovers():
     assert alarms.ringing == frozenset()
 
 
-def test_resumed_run_compares_with_its_own_beginning():
-    whole, resumed = Alarms(THRESHOLDS, 4), Alarms(THRESHOLDS, 4)
-    rows = rows_of(actor__teacher_critic_gap=[0.1] * 4 + [0.2] * 4 + [0.4] * 4)
-    found = [row | whole.check(row) for row in rows]
+@pytest.mark.parametrize("k", range(13))
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_resumed_run_goes_on_with_its_windows(k, window):
+    whole, first, resumed = (Alarms(THRESHOLDS, size) for size in (window, 4, window))
+    series = {
+        "actor__teacher_critic_gap": [0.1] * 4 + [0.2] * 4 + [0.4] * 4,
+        "critic__loss": [1 / n for n in range(1, 13)],
+    }
+    rows = rows_of(**series)
+    found = [whole.check(row) for row in rows]
+    for row in rows[:k]:
+        first.check(row)
 
-    resumed.replay(found[:6])
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
 
-    assert [row | resumed.check(row) for row in rows[6:]] == found[6:]
-    assert resumed.ringing == whole.ringing == {"critic_lag"}
+    assert [resumed.check(row) for row in rows[k:]] == found[k:]
+    if k < 12:
+        assert resumed.ringing == whole.ringing
+
+
+def test_resumed_alarm_that_rings_is_not_logged_again(caplog):
+    first, resumed = Alarms(THRESHOLDS, 4), Alarms(THRESHOLDS, 4)
+    first.check({"samples/diversity": 0.1})
+    resumed.load_state_dict(first.state_dict())
+
+    resumed.check({"samples/diversity": 0.1})
+
+    assert resumed.ringing == {"diversity"}
+    assert len(caplog.messages) == 1
+
+
+def test_alarm_that_is_switched_off_rings_no_more():
+    first, resumed = Alarms(THRESHOLDS, 4), Alarms(THRESHOLDS | {"diversity": 0}, 4)
+    first.check({"samples/diversity": 0.1})
+
+    resumed.load_state_dict(first.state_dict())
+
+    assert resumed.ringing == frozenset()
 
 
 def test_every_alarm_has_its_flag():

@@ -83,3 +83,17 @@ def test_a_skip_in_the_warmup_is_bounded_as_well(make_plan, make_controller):
     assert controller.counters.optimizer_steps == {"fake_score": 2}
     with pytest.raises(PhaseReportError, match="fake_score phase after step 0 skipped"):
         make_controller(plan, Skipping(1)).run(1)
+
+
+def test_what_was_skipped_is_counted_on_after_a_resume(make_controller):
+    first = make_controller(executor=Skipping(3), max_consecutive_skipped_cycles=1)
+    first.run(1)
+    first.run_cycle()
+    resumed = make_controller(executor=Skipping(0), max_consecutive_skipped_cycles=1)
+
+    resumed.load_state_dict(first.state_dict())
+    resumed.skips.load_state_dict(first.skips.state_dict())
+
+    assert resumed.skipped_cycles == 1
+    with pytest.raises(PhaseReportError, match="2 cycles in a row"):
+        resumed.run_cycle()

@@ -1,0 +1,74 @@
+"""What does a run record beside its tensors? Where the driver is, driver.json, and how trainers were asked, args.json.
+
+Their checksums are the manifest's; here it is whether they are what their format says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from miles_dmd.checkpoint.manifest import COUNTERS, read_json
+from miles_dmd.checkpoint.shape import (
+    NATURAL,
+    NUMBER,
+    NUMBER_OR_NULL,
+    OBJECT,
+    POSITIVE,
+    TEXT,
+    Each,
+    Maybe,
+    Named,
+    Open,
+    require_shape,
+)
+from miles_dmd.errors import FormatError
+
+FORMAT = 1
+"""Of both."""
+OBSERVERS = {
+    "alarms": {
+        "series": {"actor/teacher_critic_gap": Each(NUMBER), "critic/loss": Each(NUMBER)},
+        "ringing": Each(TEXT),
+    },
+    "grids": {"reference": Maybe({"spread": NUMBER, "limit": NUMBER})},
+    "best": {
+        "metric": TEXT,
+        "way": TEXT,
+        "values": Each(NUMBER_OR_NULL),
+        "best": Maybe({"metric": TEXT, "value": NUMBER, "global_step": POSITIVE}),
+    },
+    "skips": {"total": NATURAL, "in_a_row": NATURAL},
+}
+"""Those that remember something from cycle to cycle; hooks of the user's own come on top."""
+DRIVER = {
+    "format": POSITIVE,
+    "run": TEXT,
+    "seed": NATURAL,
+    "counters": COUNTERS,
+    "prompts": {"format": POSITIVE, "cursor": NATURAL, "seed": NATURAL, "digest": TEXT},
+    "policy_version": NATURAL,
+    "pending": Each({"samples": POSITIVE, "policy_version": NATURAL}),
+    "plan": OBJECT,
+    "observers": Open(OBSERVERS),
+}
+ARGUMENTS = {"format": POSITIVE, "arguments": OBJECT, "sources": Named({"path": TEXT, "sha256": TEXT})}
+
+
+def read_driver(checkpoint: Path) -> dict[str, Any]:
+    """Raises CheckpointError, FormatError."""
+    return _read(checkpoint / "driver.json", DRIVER)
+
+
+def read_arguments(checkpoint: Path, group: str) -> dict[str, Any]:
+    """Raises CheckpointError, FormatError."""
+    return _read(checkpoint / group / "args.json", ARGUMENTS)
+
+
+def _read(path: Path, shape: Any) -> dict[str, Any]:
+    content = read_json(path)
+    version = content.get("format")
+    if type(version) is not int or version != FORMAT:  # True is 1
+        raise FormatError(f"{path} has format {version!r}; this version reads format {FORMAT}")
+    require_shape(content, shape, path)
+    return content

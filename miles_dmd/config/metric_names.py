@@ -1,0 +1,37 @@
+"""Which numbers will a run write? The names in metrics.jsonl follow from its plan, its loss type and its flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from miles_dmd import registry
+from miles_dmd.config.args import Args
+from miles_dmd.observe.alarms import ALARMS, PREFIX
+from miles_dmd.observe.metrics import OF_A_CYCLE, OF_EVERY_STEP, keys_over_repeats
+from miles_dmd.observe.spans import OTHER, time_metrics
+from miles_dmd.plan import DistillationPlan, UpdatePhaseSpec
+
+OF_GRIDS = ("samples/diversity", "samples/saturation")
+
+
+def metric_names(args: Args) -> set[str]:
+    """Of a cycle with a student step. A loss type of somebody's own has those that its ``metrics`` declare."""
+    plan = registry.load("losses", args.loss_type).plan(args)
+    names = {*OF_A_CYCLE, *(name for phase in plan.update_schedule.phases for name in _of_phase(phase, plan, args))}
+    spans = ("rollout", "score", "weight sync", "save", "pictures", OTHER, *(f"{group} train" for group in plan.groups))
+    names |= time_metrics(dict.fromkeys(spans, 0.0)).keys()
+    if args.sample_prompts:
+        names |= set(OF_GRIDS)
+    for alarm in ALARMS:
+        if getattr(args, f"alarm_{alarm.name}") > 0 and (args.sample_prompts or alarm.metric not in OF_GRIDS):
+            names |= {alarm.metric, PREFIX + alarm.name}
+    return names
+
+
+def _of_phase(phase: UpdatePhaseSpec, plan: DistillationPlan, args: Args) -> Iterator[str]:
+    role = phase.trainable_roles[0]
+    group = plan.group_of(role)
+    own = registry.load("losses", args.loss_type).metrics.get(role, ())
+    average = ("ema_decay",) if role == "student" and "student_ema" in plan.roles_of(group) else ()
+    for name in (*OF_EVERY_STEP, *own, *average):
+        yield from keys_over_repeats(name if "/" in name else f"{group}/{name}", phase.repeats)
