@@ -14,6 +14,7 @@ MilesDmdError
 ├── EngineError          the rollout engine could not, or did not, do what it was asked
 │   ├── EngineRefused    a server said no: asking again would change nothing
 │   ├── EngineUnavailable a server gave no answer, or failed: asking again, or another one, may help
+│   │   └── EngineGone   a server is dead for good: only another one may help
 │   └── EngineMisanswer  a server answered with something else than it was asked for
 ├── ClusterError         trainer groups could not be placed, or one of their processes died
 ├── SaveError            a checkpoint could not be written; the ones before it are as they were
@@ -78,6 +79,10 @@ class EngineRefused(EngineError):
 
 class EngineUnavailable(EngineError):
     """A server gave no answer, or failed."""
+
+
+class EngineGone(EngineUnavailable):
+    """A server has died, and nobody starts it again."""
 
 
 class EngineMisanswer(EngineError):

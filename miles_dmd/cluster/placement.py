@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from miles_dmd.errors import ClusterError, ConfigError
@@ -35,6 +35,10 @@ class Placement:
         # read by torch's thread pools when they are first imported, so it must be in the environment before that
         env = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
         return {"scheduling_strategy": strategy, "runtime_env": {"env_vars": env}, **resources}
+
+    def nodes(self) -> dict[int, str]:
+        """Bundle -> the node that it is on."""
+        return dict(placement_group_table(self.group)["bundles_to_node_id"])
 
     def remove(self) -> None:
         remove_placement_group(self.group)

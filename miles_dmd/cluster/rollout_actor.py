@@ -11,7 +11,7 @@ import ray
 
 from miles_dmd.cluster.placement import Placement
 from miles_dmd.cluster.waiting import Supervisor
-from miles_dmd.cluster.watched import Watched, actor_class
+from miles_dmd.cluster.watched import GROUP, Watched, actor_class
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.reports import SampleStatistics
@@ -69,8 +69,11 @@ class RolloutActor(Watched):
     def sleep(self) -> None:
         self.worker.sleep()
 
+    @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
     def close(self) -> None:
-        self.worker.close()
+        """Also while another thread samples, or hangs."""
+        if hasattr(self, "worker"):
+            self.worker.close()
 
     def update_weights(self, weights: WeightHandle, version: int) -> None:
         self.worker.update_weights(_buckets(weights), version)
@@ -152,6 +155,10 @@ class RayRollouts:
 
     def _call(self, doing: str, method: str, *parameters: Any) -> Any:
         return self.supervisor.fetch(getattr(self.actor, method).remote(*parameters), WHO, doing)
+
+    def closing(self) -> list[ray.ObjectRef]:
+        """What the engine holds elsewhere: files, the memory of servers that others go on using."""
+        return [self.actor.close.remote()]
 
     def kill(self) -> None:
         ray.kill(self.actor)

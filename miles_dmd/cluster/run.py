@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import ray
 
 from miles_dmd import registry
 from miles_dmd.cluster.placement import place
@@ -14,6 +16,7 @@ from miles_dmd.cluster.server_actor import RayServer
 from miles_dmd.cluster.session import every, ray_session
 from miles_dmd.cluster.trainer_group import RayTrainerGroup
 from miles_dmd.cluster.waiting import TICK, Supervisor
+from miles_dmd.contracts.engine import EngineType
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.plan import DistillationPlan
 
@@ -31,11 +34,13 @@ def started(
     """Trainer groups by name and the rollout worker, built and ready; gone when the block ends, however it ends."""
     sizes = {name: own.num_trainer_ranks for name, own in group_args.items()}
     print(f"Starting Ray{f' at {args.ray_address}' if args.ray_address else ''} ...", flush=True)
-    with ray_session(args.ray_address) as session:
+    engine: EngineType = registry.load("engines", args.rollout_engine)
+    student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
+    with _tidied(student, engine), ray_session(args.ray_address) as session:
         checkpoints = {args.teacher_path, *(own.hf_checkpoint for own in group_args.values())}
         for node in check_nodes(sorted(checkpoints)):
             print(f"  {node.node}: miles_dmd {node.version}, {node.free_gib:.1f} GiB of memory free", flush=True)
-        num_servers = registry.load("engines", args.rollout_engine).num_servers(args)
+        num_servers = engine.num_servers(args)
         placement = place(
             sizes,
             device=args.device,
@@ -44,20 +49,18 @@ def started(
             servers=num_servers,
         )
         supervisor = Supervisor(args.remote_timeout, every(TICK, session.died))
-        processes: list[RayTrainerGroup | RayRollouts | RayServer] = []
+        groups: dict[str, RayTrainerGroup] = {}
+        others: list[RayRollouts | RayServer] = []
         try:
             servers: list[RayServer] = []
             for number in range(num_servers):
-                servers.append(RayServer(group_args[plan.group_of("student")], placement, number, supervisor))
-                processes.append(servers[-1])
-            student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
+                servers.append(RayServer(student, placement, number, supervisor))
+                others.append(servers[-1])
             # processes start (and import torch) while the prompts are encoded
             rollouts = RayRollouts(placement, supervisor)
-            processes.append(rollouts)
-            groups: dict[str, RayTrainerGroup] = {}
+            others.append(rollouts)
             for name, size in sizes.items():
                 groups[name] = RayTrainerGroup(name, size, placement, supervisor)
-                processes.append(groups[name])
             print(f"Encoding {len(texts)} prompts, unless they are cached, and loading models ...", flush=True)
             table = rollouts.encode(args, placement.device, texts)
             calls: dict[str, Any] = {}
@@ -73,6 +76,29 @@ def started(
             yield groups, rollouts
         finally:
             if not session.died():  # Ray would not answer
-                for process in processes:
-                    process.kill()
+                _end(groups.values(), others)
                 placement.remove()
+
+
+GRACE = 10.0
+"""Seconds for what ends nicely."""
+
+
+def _end(groups: Iterable[RayTrainerGroup], others: Sequence[RayRollouts | RayServer]) -> None:
+    """Trainers first: a server that wakes, because others go on using it, may take their device."""
+    for group in groups:
+        group.kill()
+    closing = [ref for process in others for ref in process.closing()]
+    if closing:
+        ray.wait(closing, num_returns=len(closing), timeout=GRACE)
+    for process in others:
+        process.kill()
+
+
+@contextlib.contextmanager
+def _tidied(args: Any, engine: EngineType) -> Iterator[None]:
+    """Also after an engine that was killed, once it is gone."""
+    try:
+        yield
+    finally:
+        engine.tidy(args)

@@ -71,6 +71,9 @@ class RayTrainerGroup:
         refs = [call(rank, actor) for rank, actor in enumerate(self.actors)]
         return self.supervisor.gather(dict(zip(names(self.name, self.size), refs, strict=True)), doing)
 
+    def closing(self) -> list[ray.ObjectRef]:
+        return []
+
     def kill(self) -> None:
         for actor in self.actors:
             ray.kill(actor)

@@ -1,13 +1,15 @@
 """What a pipeline directory says of itself in its JSON files and safetensors headers; no tensor is read."""
 
+import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from miles_dmd.errors import ConfigError
+from miles_dmd.files import digest_file
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 ENCODER_WEIGHTS = "model.safetensors"
@@ -115,3 +117,16 @@ def _sizes(path: Path) -> Iterator[tuple[str, int]]:
     if not found or path.stat().st_size != 8 + length + max(end for _, _, end in found):
         raise damaged
     yield from ((name, number) for name, number, _ in found)
+
+
+def encoder_fingerprint(components: Iterable[str], directory: Path) -> str:
+    """SHA-256 over everything of a pipeline that turns text into embeddings: tokenizers' and encoders' files."""
+    digest = hashlib.sha256()
+    for component in components:
+        if not component.startswith(("text_encoder", "tokenizer")):
+            continue
+        for path in sorted((directory / component).rglob("*")):
+            if path.is_file():
+                digest.update(str(path.relative_to(directory)).encode())
+                digest_file(digest, path)
+    return digest.hexdigest()

@@ -44,6 +44,11 @@ class EngineType:
     """Dotted name of ``serve(args, *, device, number, host) -> Server``, for an engine that speaks to servers."""
     num_servers: Callable[[Any], int] = lambda args: 0
     """How many of them the run starts."""
+    beyond_node: Callable[[Any], bool] = lambda args: False
+    """Whether they listen where other nodes reach them. Else ``host`` is loopback, and all are on the rollout worker's
+    node."""
+    tidy: Callable[[Any], None] = lambda args: None
+    """Removes what engines that have ended left on disk; called when a run has."""
 
 
 class Server(Protocol):

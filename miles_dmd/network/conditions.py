@@ -20,10 +20,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from miles_dmd import registry
+from miles_dmd.config.checkpoints import encoder_fingerprint
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.contracts.samples import Cond
 from miles_dmd.errors import ConfigError
-from miles_dmd.files import digest_file
 
 HELD_BYTES = 64 << 20
 """A table up to this size is kept in memory; rows of a larger one are read from the file."""
@@ -105,7 +105,7 @@ def table_path(
     """Where the table of these prompts lies, whether it is there or not: named by a hash of all that it depends on."""
     key = {
         "format": 1,
-        "encoders": encoder_fingerprint(family, checkpoint),
+        "encoders": encoder_fingerprint(family.components, checkpoint),
         "texts": list(texts),
         "negative_prompt": negative_prompt,
         "max_sequence_length": max_sequence_length,
@@ -138,16 +138,3 @@ def write_table(
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def encoder_fingerprint(family: ModelFamily, checkpoint: Path) -> str:
-    """SHA-256 over everything that turns text into embeddings: tokenizers' and encoders' files."""
-    digest = hashlib.sha256()
-    for component in family.components:
-        if not component.startswith(("text_encoder", "tokenizer")):
-            continue
-        for path in sorted((checkpoint / component).rglob("*")):
-            if path.is_file():
-                digest.update(str(path.relative_to(checkpoint)).encode())
-                digest_file(digest, path)
-    return digest.hexdigest()

@@ -48,7 +48,7 @@ def engine(open_engine, sglang_server):
 def moved(engine, amount=0.02):
     """The engine's first weights, all a little larger, without the table of positions."""
     parts = weights.checkpoint_buckets(Path(engine.args.hf_checkpoint) / weights.MODULE)
-    fixed = engine.family.fixed_parameters
+    fixed = engine.network.fixed
     return [{name: value * (1 + amount) for name, value in part.items() if name not in fixed} for part in parts]
 
 
@@ -164,6 +164,19 @@ def test_server_that_sleeps_says_so(engine, sglang_server):
             client_of(sglang_server.url).generate(body_of(engine, {}))
     finally:
         engine.wake()
+
+
+def test_server_that_a_run_has_left_asleep_is_woken_by_the_next(engine, open_engine, sglang_server):
+    before = engine.generate(requests(1))
+    engine.sleep()
+
+    fresh = open_engine("sglang", "--sglang-url", sglang_server.url)
+
+    assert torch.equal(fresh.generate(requests(1)).clean, before.clean)
+    fresh.sleep()
+    fresh.close()
+    engine.fleet.asleep = False
+    assert torch.equal(engine.generate(requests(1)).clean, before.clean)  # left awake, as it was found
 
 
 # -- several servers, SD3's architecture, a release without our plugin ------------------------------------------------

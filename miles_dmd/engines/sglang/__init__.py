@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from miles_dmd import registry
+from miles_dmd.config.checkpoints import encoder_fingerprint
 from miles_dmd.config.values import Count, Positive
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
+from miles_dmd.engines.sglang.folders import sweep, weights_root
 from miles_dmd.errors import ConfigError
 
 
@@ -26,6 +30,8 @@ class Options:
     """Python of the environment that has sglang and our plugin, for servers that the run starts."""
     num_sglang_servers: Count = 1
     """Servers that the run starts."""
+    sglang_host: Literal["loopback", "node"] = "loopback"
+    """Where they listen: on loopback, or, for several nodes, on the address of the node that each is on."""
     sglang_args: str = ""
     """Further flags of `sglang serve` for them, as one text: "--tp-size 2"."""
     sglang_log_dir: str | None = None
@@ -36,6 +42,8 @@ class Options:
     """Requests under way at one server."""
     sglang_timeout: Positive = 600.0
     """Seconds to wait for one answer."""
+    sglang_probe_timeout: Positive = 60.0
+    """Seconds to wait for a server to say how it is, to sleep or to wake; one that does not is taken out."""
     sglang_deadline: Positive = 60.0
     """Seconds over which a request that fails is repeated at a server, before another server is asked."""
     sglang_weights: Literal["auto", "tensor", "disk"] = "auto"
@@ -63,13 +71,33 @@ def check(args: Any) -> None:
             "environment"
         )
     _splits(options.sglang_args)
-    served(args.model_family).text_length(Path(args.hf_checkpoint), args.max_sequence_length)
+    checkpoint = Path(_student_checkpoint(args))
+    served(args.model_family).text_length(checkpoint, args.max_sequence_length)
+    _require_same_encoders(checkpoint, Path(args.teacher_path), registry.load("models", args.model_family).components)
+
+
+def _student_checkpoint(args: Any) -> str:
+    """--actor-hf-checkpoint, or that of all."""
+    own = {trainer.role: trainer.overrides for trainer in args.trainers}.get("actor", {})
+    return str(own.get("hf_checkpoint", args.hf_checkpoint))
+
+
+def _require_same_encoders(student: Path, teacher: Path, components: Sequence[str]) -> None:
+    """Servers encode prompts with the student's checkpoint, trainers look them up as the teacher's has encoded them."""
+    if student.resolve() == teacher.resolve():
+        return
+    if encoder_fingerprint(components, student) != encoder_fingerprint(components, teacher):
+        raise ConfigError(
+            f"--teacher-checkpoint {teacher} has other text encoders than the student's --hf-checkpoint {student}, and "
+            "a SGLang server uses the latter's; pass --rollout-engine inprocess"
+        )
 
 
 def _refuse_for_attached(options: Options) -> None:
     for flag, value, default in (
         ("--sglang-python", options.sglang_python, None),
         ("--num-sglang-servers", options.num_sglang_servers, 1),
+        ("--sglang-host", options.sglang_host, "loopback"),
         ("--sglang-args", options.sglang_args, ""),
     ):
         if value != default:
@@ -96,4 +124,6 @@ engine = EngineType(
     check=check,
     serve="miles_dmd.engines.sglang.launch:serve",
     num_servers=num_servers,
+    beyond_node=lambda args: args.engine_options.sglang_host == "node",
+    tidy=lambda args: sweep(weights_root(args)),
 )

@@ -9,16 +9,24 @@ from typing import Any
 import httpx
 import stamina
 
-from miles_dmd.errors import EngineMisanswer, EngineRefused, EngineUnavailable
+from miles_dmd.errors import EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
 
 SHOWN = 300
 """Characters of a request or a reason in an error."""
 FINAL = ("miles_dmd:", "Server is sleeping", "while the server is sleeping")
 """Reasons that come with status 500 and that no repetition changes."""
+DEAD = "restart the server"
+"""Said by a server whose worker has died, for as long as it lives."""
+CONNECT = 10.0
+"""Most seconds to wait for a connection."""
 
 
 class Client:
-    """Requests may be made from several threads. ``transport`` stands for the network in tests."""
+    """Requests may be made from several threads. ``transport`` stands for the network in tests.
+
+    A failure is asked again until ``deadline``; with ``patience``, a number of seconds, a request is made once and its
+    answer awaited that long. ``managed``: the run has started the server, so nobody else starts it again.
+    """
 
     def __init__(
         self,
@@ -27,58 +35,64 @@ class Client:
         timeout: float,
         deadline: float,
         connections: int,
+        managed: bool = False,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.url, self.deadline = url.rstrip("/"), deadline
+        self.url, self.timeout, self.deadline, self.managed = url.rstrip("/"), timeout, deadline, managed
         limits = httpx.Limits(max_connections=connections + 1)  # one more, for what is not a sample
         self._http = httpx.Client(
             base_url=self.url,
-            timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
             limits=limits,
             transport=transport,
             trust_env=False,  # a proxy for the internet is none for these
         )
         self.sent_bytes = self.received_bytes = 0
 
-    def get(self, path: str, *, deadline: float | None = None) -> dict[str, Any]:
-        return self._json(path, self._call("GET", path, None, deadline))
+    def get(self, path: str, *, patience: float | None = None) -> dict[str, Any]:
+        return self._json(path, self._call("GET", path, None, patience))
 
-    def post(self, path: str, body: Mapping[str, Any], *, deadline: float | None = None) -> dict[str, Any]:
-        return self._json(path, self._call("POST", path, body, deadline))
+    def post(self, path: str, body: Mapping[str, Any], *, patience: float | None = None) -> dict[str, Any]:
+        return self._json(path, self._call("POST", path, body, patience))
 
-    def generate(self, body: Mapping[str, Any], *, deadline: float | None = None) -> bytes:
+    def succeed(self, path: str, body: Mapping[str, Any], *, patience: float | None = None) -> None:
+        """POST; the answer must say success."""
+        answer = self.post(path, body, patience=patience)
+        if answer.get("success") is not True:
+            raise EngineRefused(f"{self.url}{path}: {answer.get('message', 'no success, and no reason')}")
+
+    def generate(self, body: Mapping[str, Any], *, patience: float | None = None) -> bytes:
         """The answer to a rollout request, as it came."""
-        return self._call("POST", "/rollout/generate", body, deadline).content
+        return self._call("POST", "/rollout/generate", body, patience).content
 
     def close(self) -> None:
         self._http.close()
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float | None) -> httpx.Response:
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None, patience: float | None) -> httpx.Response:
         content = None if body is None else json.dumps(body).encode()
-        limit = self.deadline if deadline is None else deadline
-        once = limit <= 0
+        if patience is not None or self.deadline <= 0:
+            return self._once(method, path, content, self.timeout if patience is None else patience)
         # jitter: a server that fails under load gets its requests back one by one
         for attempt in stamina.retry_context(
-            on=EngineUnavailable,
-            attempts=1 if once else None,
-            timeout=None if once else limit,
-            wait_initial=0.2,
-            wait_max=5.0,
-            wait_jitter=1.0,
+            on=_passes, attempts=None, timeout=self.deadline, wait_initial=0.2, wait_max=5.0, wait_jitter=1.0
         ):
             with attempt:
-                return self._once(method, path, content)
+                return self._once(method, path, content, self.timeout)
         raise AssertionError("a retry context ends with a result or an error")
 
-    def _once(self, method: str, path: str, content: bytes | None) -> httpx.Response:
+    def _once(self, method: str, path: str, content: bytes | None, timeout: float) -> httpx.Response:
         try:
             answer = self._http.request(
-                method, path, content=content, headers={"content-type": "application/json"} if content else None
+                method,
+                path,
+                content=content,
+                headers={"content-type": "application/json"} if content else None,
+                timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT)),
             )
         except httpx.TimeoutException as error:
             raise EngineUnavailable(f"{self.url}{path}: no answer in time ({type(error).__name__})") from error
         except httpx.TransportError as error:
-            raise EngineUnavailable(f"{self.url}{path}: {type(error).__name__}: {error}") from error
+            kind = EngineGone if self.managed and nobody_listens(error) else EngineUnavailable
+            raise kind(f"{self.url}{path}: {type(error).__name__}: {error}") from error
         self.sent_bytes += len(content or b"")
         self.received_bytes += len(answer.content)
         if answer.status_code == 200:
@@ -88,6 +102,8 @@ class Client:
     def _failure(self, answer: httpx.Response, path: str, content: bytes | None) -> Exception:
         reason = _short(answer.text)
         message = f"{self.url}{path}: status {answer.status_code}: {reason}"
+        if DEAD in reason:
+            return EngineGone(message)
         try_again = answer.status_code >= 500 or answer.status_code in (408, 429)
         if try_again and not any(final in reason for final in FINAL):
             return EngineUnavailable(message)
@@ -102,6 +118,18 @@ class Client:
         if not isinstance(content, dict):
             raise EngineMisanswer(f"{self.url}{path}: the answer is no object: {_short(answer.text)}")
         return content
+
+
+def _passes(error: Exception) -> bool:
+    return isinstance(error, EngineUnavailable) and not isinstance(error, EngineGone)
+
+
+def nobody_listens(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _short(text: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from miles_dmd.engines.sglang.client import Client
@@ -20,6 +21,14 @@ class Member:
     """Why it is not asked; empty while it is."""
     version: int | None = None
     """Of the weights that it holds."""
+    law: str = ""
+    """How its samples differ from the in-process engine's; empty where they do not."""
+    compared: bool = False
+    """Whether weights that it was sent have been compared with what it holds."""
+    checksum: str = ""
+    """Of its network after the last update, where it does not count updates."""
+    slept: bool = False
+    """Whether the run has put it to sleep, and not woken it since."""
     outstanding: int = field(default=0, repr=False)
 
 
@@ -55,3 +64,19 @@ class Pool:
         finally:
             with self._lock:
                 member.outstanding -= 1
+
+
+def outcomes(members: Sequence[Member], call: Callable[[Member], object]) -> list[tuple[Member, EngineError | None]]:
+    """``call`` for all of them at once: one that hangs keeps no other waiting. Each with its failure, or None."""
+
+    def tried(member: Member) -> EngineError | None:
+        try:
+            call(member)
+        except EngineError as error:
+            return error
+        return None
+
+    if not members:
+        return []
+    with ThreadPoolExecutor(len(members)) as threads:
+        return list(zip(members, threads.map(tried, members), strict=True))

@@ -45,21 +45,21 @@ class Capabilities:
         return f"SGLang {self.version}, {stops if self.stops else captures}"
 
 
-def probe(client: Client, pipeline: str, *, deadline: float | None = None) -> Capabilities:
+def probe(client: Client, pipeline: str, *, patience: float | None = None) -> Capabilities:
     """Raises EngineRefused for a server that cannot be used, with the reason."""
-    version = str(client.get("/server_info", deadline=deadline).get("version", ""))
+    version = str(client.get("/server_info", patience=patience).get("version", ""))
     if not version or _numbers(version) < MINIMUM:
         wanted = ".".join(map(str, MINIMUM))
         raise EngineRefused(f"{client.url} runs SGLang {version or 'of unknown version'}; install {wanted} or later")
-    served = client.get("/model_info", deadline=deadline).get("architectures") or ["nothing known"]
+    served = client.get("/model_info", patience=patience).get("architectures") or ["nothing known"]
     if served != [pipeline]:
         raise EngineRefused(f"{client.url} serves {served[0]}; the run wants {pipeline}: serve --hf-checkpoint there")
-    return report(client, version, deadline=deadline)
+    return report(client, version, patience=patience)
 
 
-def report(client: Client, version: str, *, deadline: float | None = None) -> Capabilities:
+def report(client: Client, version: str, *, patience: float | None = None) -> Capabilities:
     """What our plugin says there now."""
-    answer = client.post("/get_weights_checksum", {"module_names": [REPORT]}, deadline=deadline).get(REPORT)
+    answer = client.post("/get_weights_checksum", {"module_names": [REPORT]}, patience=patience).get(REPORT)
     if not isinstance(answer, dict):
         return Capabilities(version=version)
     if answer.get("protocol") != PROTOCOL:
@@ -87,25 +87,28 @@ def _from_plugin(answer: Mapping[str, Any], version: str, server: str) -> Capabi
 
 def take_sample(
     client: Client, sampling: Sampling, capabilities: Capabilities, text: str, seed: int, stop_step: int,
-    *, deadline: float | None = None,
+    *, patience: float | None = None,
 ) -> Sample:  # fmt: skip
     ask = Ask(text=text, seed=seed, stop_step=stop_step, stops=capabilities.stops)
-    body = client.generate(request_body(sampling, ask), deadline=deadline)
+    body = client.generate(request_body(sampling, ask), patience=patience)
     return read_answer(body, sampling, ask, client.url)
 
 
-def other_law(client: Client, sampling: Sampling, capabilities: Capabilities, text: str, dtype: str) -> str:
+def other_law(
+    client: Client, sampling: Sampling, capabilities: Capabilities, text: str, dtype: str,
+    *, patience: float | None = None,
+) -> str:  # fmt: skip
     """How the server draws its noise or takes its steps otherwise than the in-process engine; empty where it does not.
 
     Ours: one CPU generator a sample, which draws the initial latents and then one tensor per re-noised step.
     """
-    first = take_sample(client, sampling, capabilities, text, SEED, 0)
+    first = take_sample(client, sampling, capabilities, text, SEED, 0, patience=patience)
     own = torch.Generator().manual_seed(SEED)
     if not _close(first.latents, torch.randn(sampling.shape, generator=own), dtype):
         return "its initial latents are not those of a CPU generator with the request's seed"
     if len(sampling.sigmas) == 1:
         return ""
-    second = take_sample(client, sampling, capabilities, text, SEED, 1)
+    second = take_sample(client, sampling, capabilities, text, SEED, 1, patience=patience)
     level, to = sampling.sigmas[:2]
     if sampling.solver == "euler":
         expected = first.latents + (to - level) * (first.latents - first.clean) / level

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import secrets
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,13 +17,16 @@ from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.engines.sglang import weights
 from miles_dmd.engines.sglang.client import Client
-from miles_dmd.engines.sglang.families import Served, served
-from miles_dmd.engines.sglang.pool import Member, Pool
-from miles_dmd.engines.sglang.probe import other_law, probe, report, take_sample
+from miles_dmd.engines.sglang.families import served
+from miles_dmd.engines.sglang.fleet import Fleet
+from miles_dmd.engines.sglang.folders import OwnFolder, sweep, weights_root
+from miles_dmd.engines.sglang.pool import Member
+from miles_dmd.engines.sglang.probe import take_sample
 from miles_dmd.engines.sglang.schedule import scheduler_directory
+from miles_dmd.engines.sglang.update import Network, Update
 from miles_dmd.engines.sglang.wire import Sample, Sampling
-from miles_dmd.errors import ConfigError, EngineError, EngineUnavailable
-from miles_dmd.network.conditions import PromptTable, encoder_fingerprint
+from miles_dmd.errors import EngineError, EngineRefused, EngineUnavailable
+from miles_dmd.network.conditions import PromptTable
 from miles_dmd.plan.grid import sigma_grid
 from miles_dmd.training.compute import DTYPES, Compute
 
@@ -34,27 +36,27 @@ log = logging.getLogger(__name__)
 class SGLangEngine:
     def __init__(self, args: Any, clients: Sequence[Client], texts: Sequence[str], sampling: Sampling) -> None:
         self.args, self.options, self.texts, self.sampling = args, args.engine_options, tuple(texts), sampling
-        self.family: Served = served(args.model_family)
-        self.asleep = False
-        self._folder = Path(args.cache_dir).expanduser() / "sglang" / "weights" / secrets.token_hex(8)
+        family = served(args.model_family)
+        self.network = Network(
+            family.fixed_parameters, DTYPES[args.compute_dtype], weights.stored_shapes(self._component)
+        )
         self.forwards = 0
-        self._verified = False
-        self.pool = Pool([Member(client, probe(client, self.family.pipeline)) for client in clients])
+        self._folder: OwnFolder | None = None
+        self.fleet = Fleet(
+            clients, sampling, family=family, text=texts[0], options=self.options, dtype=args.compute_dtype
+        )
+        self.pool = self.fleet.pool
         self.version: int | None = 0
-        self.notes = tuple(self._introduce(member) for member in self.pool.members)
         if self.options.verify_weights != "off":
             self._hold_the_checkpoint()
-        for member in self.pool.members:
-            member.version = 0
 
-    def _introduce(self, member: Member) -> str:
-        note = f"{member.client.url}: {member.capabilities}"
-        if difference := other_law(
-            member.client, self.sampling, member.capabilities, self.texts[0], self.args.compute_dtype
-        ):
-            note += f"; samples differ from the in-process engine's: {difference}"
-        log.info(note)
-        return note
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.fleet.notes
+
+    @property
+    def _component(self) -> Path:
+        return Path(self.args.hf_checkpoint) / weights.MODULE
 
     # -- sampling ---------------------------------------------------------------------------------------------------
 
@@ -78,20 +80,25 @@ class SGLangEngine:
         return torch.stack([sample.clean for sample in self._samples(requests, [last] * len(requests))])
 
     def _samples(self, requests: Sequence[RolloutRequest], stop_steps: Sequence[int]) -> list[Sample]:
-        version = self._held()
         if bad := [k for k in stop_steps if not 0 <= k < len(self.sampling.sigmas)]:
             raise ValueError(f"stop steps {bad} lie outside [0, {len(self.sampling.sigmas) - 1}]")
+        while True:
+            samples = self._drawn(requests, stop_steps, self._held())
+            if not self.fleet.take_out_the_changed():
+                break  # else some of them are of nobody knows which weights
+        self.forwards += sum(sample.forwards for sample in samples)
+        return samples
+
+    def _drawn(self, requests: Sequence[RolloutRequest], stop_steps: Sequence[int], version: int) -> list[Sample]:
         threads = ThreadPoolExecutor(max(len(self.pool.admitted), 1) * self.options.sglang_concurrency)
         try:
             futures: list[Future[Sample]] = [
                 threads.submit(self._one, request, stop_step, version)
                 for request, stop_step in zip(requests, stop_steps, strict=True)
             ]
-            samples = [future.result() for future in futures]
+            return [future.result() for future in futures]
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
-        self.forwards += sum(sample.forwards for sample in samples)
-        return samples
 
     def _one(self, request: RolloutRequest, stop_step: int, version: int) -> Sample:
         """From some server; one that does not answer is taken out, and the next one is asked."""
@@ -104,8 +111,7 @@ class SGLangEngine:
                     )  # fmt: skip
                     require_version(member, sample, version)
                 except EngineUnavailable as error:
-                    member.wrong = str(error)
-                    log.warning("%s is taken out: %s", member.client.url, error)
+                    self.fleet.take_out(member, error)
                 else:
                     return sample
 
@@ -119,7 +125,7 @@ class SGLangEngine:
         return self.version
 
     def _require_awake(self) -> None:
-        if self.asleep:
+        if self.fleet.asleep:
             raise EngineError("the rollout engine is asleep; wake it before it samples or takes weights")
 
     # -- weights ----------------------------------------------------------------------------------------------------
@@ -127,155 +133,77 @@ class SGLangEngine:
     def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
         """All admitted servers or none; servers that are back are given the weights too, and taken in again."""
         self._require_awake()
-        returning = [member for member in self.pool.out if self._is_back(member)]
-        if not returning:
-            self._take_out_the_dead()
-        members = (*self.pool.admitted, *returning)
+        returning = self.fleet.returning()
+        if not returning or self.pool.admitted:
+            self.fleet.take_out_the_dead()
+        update = Update(version, self.network, must=self.pool.admitted, may=returning)
         # until all is done, nobody knows what the servers hold
         self.version = None
-        self._push(buckets, version, members)
-        for member in members:
-            member.version = version
+        update.push(buckets, self._transport(update), self.options.verify_weights)
+        self.fleet.readmit(update.returned)
+        self.pool.require_one()
         self.version = version
-        for member in returning:
-            self._readmit(member)
 
-    def _push(self, buckets: Iterable[Mapping[str, Tensor]], version: int, members: Sequence[Member]) -> None:
-        clients = [member.client for member in members]
-        transport = self._transport(clients, version)
-        verify = self.options.verify_weights == "every" or (
-            self.options.verify_weights == "first" and not self._verified
-        )
-        digests: dict[str, str] = {}
-        names: set[str] = set()
-        for bucket in buckets:
-            self._refuse_unknown(bucket, version, members)
-            sent = weights.cast(bucket, self._dtype_of)
-            transport.send(sent)
-            names |= sent.keys()
-            digests |= {name: weights.digest(value) for name, value in sent.items()} if verify else {}
-        self._refuse_missing(names, version, members)
-        transport.finish()
-        if verify:
-            weights.on_all(clients, lambda client: weights.compare(client, digests))
-            self._verified = True
-        for member in members:
-            member.capabilities = report(member.client, member.capabilities.version)
-
-    def _transport(self, clients: Sequence[Client], version: int) -> weights.Transport:
+    def _transport(self, update: Update) -> weights.Transport:
         how = self.options.sglang_weights
         if how == "auto":
             how = "tensor" if all(member.capabilities.device == "cpu" for member in self.pool.members) else "disk"
         if how == "tensor":
-            return weights.InRequests(clients)
+            return weights.InRequests(update.each)
+        self._folder = self._folder or OwnFolder(weights_root(self.args))
         # two folders in turn: a server may still want to go back to the one before
-        return weights.ThroughFolder(clients, self._folder / str(version % 2))
-
-    def _dtype_of(self, name: str) -> torch.dtype:
-        for member in self.pool.members:
-            if member.capabilities.parameters and name in member.capabilities.parameters:
-                dtype: torch.dtype = getattr(torch, member.capabilities.parameters[name][1].removeprefix("torch."))
-                return dtype
-        return torch.float32 if name in self.family.fixed_parameters else DTYPES[self.args.compute_dtype]
-
-    def _refuse_unknown(self, bucket: Mapping[str, Tensor], version: int, members: Sequence[Member]) -> None:
-        """SGLang would skip such a name, and say that all is well."""
-        for member in members:
-            known = member.capabilities.parameters
-            if known is None:
-                continue
-            if unknown := sorted(bucket.keys() - known.keys()):
-                raise EngineError(
-                    f"weights of version {version} name {unknown[:4]}, which the network does not have "
-                    f"({member.client.url})"
-                )
-            for name, value in bucket.items():
-                if tuple(value.shape) != known[name][0]:
-                    raise EngineError(
-                        f"weights of version {version}: {name} has shape {tuple(value.shape)}, and {known[name][0]} at "
-                        f"{member.client.url}"
-                    )
-
-    def _refuse_missing(self, names: set[str], version: int, members: Sequence[Member]) -> None:
-        for member in members:
-            known = member.capabilities.parameters or {}
-            if missing := sorted(known.keys() - names - self.family.fixed_parameters):
-                raise EngineError(
-                    f"weights of version {version} lack {missing[:4]} ({len(missing)} parameters in all) that "
-                    f"{member.client.url} has"
-                )
+        return weights.ThroughFolder(update.each, self._folder.path / str(update.version % 2))
 
     def _hold_the_checkpoint(self) -> None:
         """Version 0 is --hf-checkpoint: a server that another run has used is given it."""
-        component = Path(self.args.hf_checkpoint) / weights.MODULE
-        digests = {
-            name: weights.digest(value)
-            for bucket in weights.checkpoint_buckets(component)
-            for name, value in weights.cast(bucket, self._dtype_of).items()
-        }
         for member in self.pool.members:
             try:
-                weights.compare(member.client, digests)
+                self._require_checkpoint(member)
             except EngineError:
-                log.warning("%s holds other weights than %s; it is given those", member.client.url, component)
-                self.update_weights(weights.checkpoint_buckets(component), 0)
+                log.warning("%s holds other weights than %s; it is given those", member.client.url, self._component)
+                self.update_weights(weights.checkpoint_buckets(self._component), 0)
                 break
-        self._verified = False
+        for member in self.pool.members:
+            member.compared = False  # with weights of the run's own
+            if member.checksum and not member.wrong and member.checksum != self._checkpoint_checksum():
+                raise EngineRefused(
+                    f"{member.client.url} has other parameters than {self._component} has weights for; serve "
+                    "--hf-checkpoint there"
+                )
 
-    # -- servers that come back -------------------------------------------------------------------------------------
+    @functools.cache  # noqa: B019 - an engine lives as long as its run
+    def _checkpoint_checksum(self) -> str:
+        return weights.checkpoint_checksum(self._component, self.network.dtype_at(self.pool.members))
 
-    def _is_back(self, member: Member) -> bool:
-        try:
-            member.capabilities = probe(member.client, self.family.pipeline, deadline=0.0)
-        except EngineError as error:
-            member.wrong = str(error)
-            return False
-        return True
-
-    def _readmit(self, member: Member) -> None:
-        """After a real sample; that it is alive says little."""
-        try:
-            take_sample(member.client, self.sampling, member.capabilities, self.texts[0], 0, 0, deadline=0.0)
-        except EngineError as error:
-            member.wrong = str(error)
-        else:
-            member.wrong = ""
-            log.info("%s is taken in again", member.client.url)
+    def _require_checkpoint(self, member: Member) -> None:
+        if member.checksum:
+            if member.checksum != self._checkpoint_checksum():
+                raise EngineError(f"{member.client.url} holds other weights than {self._component}")
+            return
+        dtype_of = self.network.dtype_at(self.pool.members)
+        digests = {
+            name: weights.digest(value)
+            for bucket in weights.checkpoint_buckets(self._component)
+            for name, value in weights.cast(bucket, dtype_of).items()
+        }
+        weights.compare(member.client, digests)
 
     # -- memory, health, end ----------------------------------------------------------------------------------------
 
     def sleep(self) -> None:
-        """Returns when every server has given its memory back: a trainer may use the device then."""
-        self._switch("/release_memory_occupation", asleep=True)
+        self.fleet.sleep()
 
     def wake(self) -> None:
-        self._switch("/resume_memory_occupation", asleep=False)
-
-    def _switch(self, path: str, *, asleep: bool) -> None:
-        self._take_out_the_dead()
-        for member in self.pool.admitted:
-            weights.succeed(member.client, path, {})
-            if member.capabilities.plugin:
-                found = report(member.client, member.capabilities.version)
-                if found.asleep != asleep:
-                    state = "asleep" if found.asleep else "awake"
-                    raise EngineError(f"{member.client.url}{path} says success, and the server is {state}")
-        self.asleep = asleep
-
-    def _take_out_the_dead(self) -> None:
-        """One whose address nobody answers at holds no device memory, and no weights. Raises where none is left."""
-        for member in self.pool.admitted:
-            member.wrong = _wrong_now(member)
-        self.pool.require_one()
+        self.fleet.wake()
 
     def health(self) -> Mapping[str, str]:
-        """server -> empty, or what is wrong with it."""
-        return {member.client.url: member.wrong or _wrong_now(member) for member in self.pool.members}
+        return self.fleet.health()
 
     def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        for member in self.pool.members:
-            member.client.close()
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+        self.fleet.close()
 
 
 def require_version(member: Member, sample: Sample, version: int) -> None:
@@ -287,20 +215,12 @@ def require_version(member: Member, sample: Sample, version: int) -> None:
         )
 
 
-def _wrong_now(member: Member) -> str:
-    try:
-        member.client.get("/health", deadline=0.0)
-    except EngineError as error:
-        return str(error)
-    return ""
-
-
 def build(
     args: Any, *, compute: Compute, prompts: PromptTable, texts: Sequence[str], servers: Sequence[str]
 ) -> SGLangEngine:
     options = args.engine_options
     family, checkpoint = registry.load("models", args.model_family), Path(args.hf_checkpoint)
-    _require_same_encoders(args, family)
+    sweep(weights_root(args))
     height, width = family.default_pixels(checkpoint)
     height, width = args.height or height, args.width or width
     sampling = Sampling(
@@ -318,17 +238,8 @@ def build(
             timeout=options.sglang_timeout,
             deadline=options.sglang_deadline,
             connections=options.sglang_concurrency,
+            managed=not options.sglang_url,
         )
         for url in options.sglang_url or servers
     ]
     return SGLangEngine(args, clients, texts, sampling)
-
-
-def _require_same_encoders(args: Any, family: Any) -> None:
-    """Servers encode prompts with the student's checkpoint, trainers look them up as the teacher's has encoded them."""
-    paths = {Path(path).resolve() for path in (args.hf_checkpoint, args.teacher_path)}
-    if len({encoder_fingerprint(family, path) for path in paths}) != 1:
-        raise ConfigError(
-            f"--teacher-checkpoint {args.teacher_path} has other text encoders than --hf-checkpoint "
-            f"{args.hf_checkpoint}, and a SGLang server uses the latter's; pass --rollout-engine inprocess"
-        )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,16 +29,22 @@ class Transport(Protocol):
     def finish(self) -> None: ...
 
 
+class Each(Protocol):
+    """Calls for every server that takes the update, at once."""
+
+    def __call__(self, call: Callable[[Client], Any]) -> None: ...
+
+
 class InRequests:
     """Each bucket is a request's body: what a server on a CPU takes, whose unpickler admits tensors and little else."""
 
-    def __init__(self, clients: Sequence[Client]) -> None:
-        self.clients = clients
+    def __init__(self, each: Each) -> None:
+        self.each = each
 
     def send(self, bucket: Mapping[str, Tensor]) -> None:
         payload = base64.b64encode(pickle.dumps([(name, value) for name, value in bucket.items()])).decode()
         body = {"serialized_named_tensors": [payload], "target_modules": [MODULE]}
-        on_all(self.clients, lambda client: succeed(client, "/update_weights_from_tensor", body))
+        self.each(lambda client: client.succeed("/update_weights_from_tensor", body))
 
     def finish(self) -> None: ...
 
@@ -46,8 +52,8 @@ class InRequests:
 class ThroughFolder:
     """All buckets are written to a folder that the servers can read, and they are told to load it."""
 
-    def __init__(self, clients: Sequence[Client], folder: Path) -> None:
-        self.clients, self.folder, self.parts = clients, folder, 0
+    def __init__(self, each: Each, folder: Path) -> None:
+        self.each, self.folder, self.parts = each, folder, 0
         shutil.rmtree(folder, ignore_errors=True)
         (folder / MODULE).mkdir(parents=True)
 
@@ -58,24 +64,7 @@ class ThroughFolder:
 
     def finish(self) -> None:
         body = {"model_path": str(self.folder.resolve()), "flush_cache": True, "target_modules": [MODULE]}
-        on_all(self.clients, lambda client: succeed(client, "/update_weights_from_disk", body))
-
-
-def on_all(clients: Sequence[Client], call: Callable[[Client], Any]) -> None:
-    """At once; returns when all are done. Raises the first failure in the order of ``clients``."""
-    if len(clients) == 1:
-        call(clients[0])
-        return
-    with ThreadPoolExecutor(len(clients)) as threads:
-        for done in [threads.submit(call, client) for client in clients]:
-            done.result()
-
-
-def succeed(client: Client, path: str, body: Mapping[str, Any]) -> None:
-    """POST; the answer must say success."""
-    answer = client.post(path, body)
-    if answer.get("success") is not True:
-        raise EngineRefused(f"{client.url}{path}: {answer.get('message', 'no success, and no reason')}")
+        self.each(lambda client: client.succeed("/update_weights_from_disk", body))
 
 
 def cast(bucket: Mapping[str, Tensor], dtype_of: Callable[[str], torch.dtype]) -> dict[str, Tensor]:
@@ -95,7 +84,7 @@ def compare(client: Client, digests: Mapping[str, str]) -> None:
     """Raises EngineError unless the server holds exactly these tensors."""
     body = {"target_module": MODULE, "expected_named_tensors_sha256": dict(digests)}
     try:
-        succeed(client, "/update_weights_from_tensor_checker", body)
+        client.succeed("/update_weights_from_tensor_checker", body)
     except EngineRefused as error:
         raise EngineError(f"{client.url} does not hold the weights that it was sent: {_reason(error)}") from error
 
@@ -104,11 +93,42 @@ def _reason(error: EngineRefused) -> str:
     return str(error).partition("; asked:")[0].partition("status 400: ")[2] or str(error)
 
 
+def checksum(client: Client, *, patience: float | None = None) -> str:
+    """Of the names and bytes of all parameters of the server's network."""
+    return str(client.post("/get_weights_checksum", {"module_names": [MODULE]}, patience=patience).get(MODULE))
+
+
+def checkpoint_checksum(component: Path, dtype_of: Callable[[str], torch.dtype]) -> str:
+    """What ``checksum`` is at a server that holds exactly what a pipeline directory stores of its network."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(safe_open(str(path), "pt")) for path in _files(component)]
+        where = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
+        hasher = hashlib.sha256()
+        for name in sorted(where):
+            hasher.update(name.encode())
+            value = where[name].get_tensor(name).to(dtype_of(name)).contiguous()
+            hasher.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def stored_shapes(component: Path) -> dict[str, tuple[int, ...]]:
+    """name -> shape of what a pipeline directory stores of its network."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in _files(component):
+        with safe_open(str(path), "pt") as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes
+
+
+def _files(component: Path) -> list[Path]:
+    return sorted(path for path in component.glob("*.safetensors") if ".fp16." not in path.name)
+
+
 def checkpoint_buckets(component: Path) -> Iterator[dict[str, Tensor]]:
     """What a pipeline directory stores of its network, a bucket in memory at a time."""
     bucket: dict[str, Tensor] = {}
     size = 0
-    for path in sorted(path for path in component.glob("*.safetensors") if ".fp16." not in path.name):
+    for path in _files(component):
         with safe_open(str(path), "pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict
                 value = file.get_tensor(name)

@@ -1,15 +1,23 @@
-"""An SGLang server in ten routes: its network is v = scale * x, and it can be told to lie, to fail and to die."""
+"""An SGLang server in ten routes: its network is v = scale * x, and it can be told to lie, to fail and to die. And the
+engine over several of them."""
 
 import base64
+import hashlib
 import json
 import pickle
+from types import SimpleNamespace
 
 import httpx
 import msgpack
 import torch
 from safetensors.torch import save
 
+from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.engines.sglang import Options
+from miles_dmd.engines.sglang.client import Client
+from miles_dmd.engines.sglang.sampler import SGLangEngine
 from miles_dmd.engines.sglang.weights import digest
+from miles_dmd.engines.sglang.wire import Sampling
 
 SIGMAS, SHAPE = (1.0, 0.9, 0.75, 0.5), (2, 3, 3)
 
@@ -20,15 +28,23 @@ def packed(value):
 
 
 class FakeServer:
-    def __init__(self, *, version="0.5.23", pipeline="StableDiffusion3Pipeline", plugin=True, protocol=1, seed_shift=0):
+    def __init__(
+        self, *, version="0.5.23", pipeline="StableDiffusion3Pipeline", plugin=True, protocol=1, seed_shift=0,
+        asleep=False,
+    ):  # fmt: skip
         self.version, self.pipeline, self.plugin, self.protocol = version, pipeline, plugin, protocol
         self.seed_shift = seed_shift
         self.asked = []
         self.broken = {}
         """path -> status that it answers with."""
+        self.hung = set()
+        """Paths that it does not answer in time."""
         self.down = self.insomniac = self.deaf = False
         """Dead; says that it sleeps and does not; drops the weights that it is sent."""
+        self.waited = []
+        """Seconds that it was given to answer each request."""
         self.restart()
+        self.asleep = asleep
 
     def restart(self):
         self.down, self.asleep, self.updates = False, False, 0
@@ -38,9 +54,14 @@ class FakeServer:
         path, body = request.url.path, json.loads(request.content or b"{}")
         self.asked.append(path)
         if self.down:
-            raise httpx.ConnectError("refused")
+            raise httpx.ConnectError("refused") from ConnectionRefusedError()
+        self.waited.append(request.extensions["timeout"]["read"])
+        if path in self.hung or "all" in self.hung:
+            raise httpx.ReadTimeout("late")
         if path in self.broken:
             return httpx.Response(self.broken[path], text="broken")
+        if path == "/rollout/generate" and self.asleep:
+            return httpx.Response(500, text="Server is sleeping")
         if path == "/rollout/generate":
             return httpx.Response(200, content=msgpack.packb([self.generate(body)]))
         return httpx.Response(200, json=getattr(self, path.strip("/"))(body))
@@ -56,6 +77,8 @@ class FakeServer:
 
     def get_weights_checksum(self, body):
         (name,) = body["module_names"]
+        if name == "transformer":
+            return {name: hashlib.sha256(b"scale" + self.scale.numpy().tobytes()).hexdigest()}
         report = {
             "protocol": self.protocol, "plugin": "0.1.0", "cannot_stop": "", "device": "cpu", "asleep": self.asleep,
             "counters": {"forwards": 0, "updates": self.updates}, "parameters": {"scale": [[1], "torch.float32"]},
@@ -99,3 +122,32 @@ class FakeServer:
             answer["generated_output"] = packed(torch.tensor([1, step, step + 1, self.updates]))
         trajectory = {"latents": torch.stack(kept), "timesteps": labels, "sigmas": [*SIGMAS, 0.0]}
         return {**answer, "dit_trajectory": {name: packed(value) for name, value in trajectory.items()}}
+
+
+SAMPLING = Sampling(
+    sigmas=SIGMAS, solver="renoise", height=64, width=64, shape=SHAPE, text_length=None, grid_cure="start it otherwise"
+)
+
+
+def engine_of(*servers, checkpoint="", cache_dir="/nowhere", **options):
+    options = Options(**{"verify_weights": "off", "sglang_url": [f"http://{name}" for name in "abc"], **options})
+    clients = [
+        Client(
+            f"http://{name}", timeout=600.0, deadline=0.0, connections=2, transport=httpx.MockTransport(server),
+            managed=not options.sglang_url,
+        )
+        for name, server in zip("abc", servers, strict=False)
+    ]  # fmt: skip
+    args = SimpleNamespace(
+        engine_options=options, model_family="sd3", compute_dtype="fp32", seed=0, hf_checkpoint=checkpoint,
+        cache_dir=cache_dir,
+    )  # fmt: skip
+    return SGLangEngine(args, clients, ["a cat", "a dog"], SAMPLING)
+
+
+def requests(*stop_steps):
+    return [RolloutRequest(i, i % 2, 2**62 + i, stop) for i, stop in enumerate(stop_steps)]
+
+
+def new(scale):
+    return [{"scale": torch.tensor([scale])}]

@@ -6,12 +6,12 @@ import httpx
 import pytest
 
 from miles_dmd.engines.sglang.client import Client
-from miles_dmd.errors import EngineMisanswer, EngineRefused, EngineUnavailable
+from miles_dmd.errors import EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
 
 URL = "http://server"
 
 
-def client_of(answers, deadline=5.0):
+def client_of(answers, deadline=5.0, **more):
     """Answers in turn, the last one for ever; an exception is raised. Also returns the list of what was asked."""
     asked = []
 
@@ -22,7 +22,8 @@ def client_of(answers, deadline=5.0):
             raise found
         return httpx.Response(found[0], text=found[1])
 
-    return Client(URL, timeout=1.0, deadline=deadline, connections=1, transport=httpx.MockTransport(answer)), asked
+    transport = httpx.MockTransport(answer)
+    return Client(URL, timeout=1.0, deadline=deadline, connections=1, transport=transport, **more), asked
 
 
 @pytest.mark.parametrize(
@@ -48,13 +49,40 @@ def test_repetition_ends_at_the_deadline():
     assert time.monotonic() - started < 3
 
 
-def test_deadline_of_zero_asks_once():
+def test_request_with_a_patience_of_its_own_is_made_once():
     client, asked = client_of([(500, "broken")])
 
     with pytest.raises(EngineUnavailable):
-        client.get("/x", deadline=0.0)
+        client.get("/x", patience=0.5)
 
     assert len(asked) == 1
+
+
+def refused():
+    error = httpx.ConnectError("refused")
+    error.__cause__ = ConnectionRefusedError()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("managed", "failure"),
+    [(True, refused()), (False, (503, "Scheduler worker exited; restart the server.")),
+     (True, (500, "Scheduler worker exited; restart the server."))],
+)  # fmt: skip
+def test_server_that_is_dead_is_not_asked_again(managed, failure):
+    client, asked = client_of([failure], managed=managed)
+
+    with pytest.raises(EngineGone):
+        client.post("/x", {})
+
+    assert len(asked) == 1
+
+
+def test_server_of_others_may_be_started_again():
+    client, asked = client_of([refused(), (200, "{}")])
+
+    assert client.get("/x") == {}
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(

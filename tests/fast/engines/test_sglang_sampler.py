@@ -2,47 +2,17 @@
 
 import importlib.util
 from pathlib import Path
-from types import SimpleNamespace
 
-import httpx
 import pytest
 import torch
 
-from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.engines.sglang import Options
-from miles_dmd.engines.sglang.client import Client
-from miles_dmd.engines.sglang.sampler import SGLangEngine
-from miles_dmd.engines.sglang.wire import Sampling
 from miles_dmd.errors import EngineError, EngineRefused
 
 _spec = importlib.util.spec_from_file_location("fake_sglang", Path(__file__).parent / "fake_sglang.py")
 fake = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(fake)
-FakeServer, SIGMAS, SHAPE = fake.FakeServer, fake.SIGMAS, fake.SHAPE
-
-SAMPLING = Sampling(
-    sigmas=SIGMAS, solver="renoise", height=64, width=64, shape=SHAPE, text_length=None, grid_cure="start it otherwise"
-)
-
-
-def engine_of(*servers, **options):
-    clients = [
-        Client(f"http://{name}", timeout=1.0, deadline=0.0, connections=2, transport=httpx.MockTransport(server))
-        for name, server in zip("abc", servers, strict=False)
-    ]
-    options = Options(**{"verify_weights": "off", **options})
-    args = SimpleNamespace(
-        engine_options=options, model_family="sd3", compute_dtype="fp32", seed=0, hf_checkpoint="", cache_dir="/nowhere"
-    )
-    return SGLangEngine(args, clients, ["a cat", "a dog"], SAMPLING)
-
-
-def requests(*stop_steps):
-    return [RolloutRequest(i, i % 2, 2**62 + i, stop) for i, stop in enumerate(stop_steps)]
-
-
-def new(scale):
-    return [{"scale": torch.tensor([scale])}]
+FakeServer, engine_of, requests, new = fake.FakeServer, fake.engine_of, fake.requests, fake.new
 
 
 def test_server_without_our_plugin_gives_the_same_samples():
@@ -225,4 +195,4 @@ def test_dead_server_does_not_keep_the_others_from_sleeping():
 
     engine.sleep()
 
-    assert (engine.asleep, alive.asleep) == (True, True)
+    assert (engine.fleet.asleep, alive.asleep) == (True, True)

@@ -1,0 +1,198 @@
+"""Servers over a run: they sleep and wake, hang, die, come back, change, and leave nothing behind."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from miles_dmd.engines.sglang.folders import OwnFolder, sweep
+from miles_dmd.errors import EngineError, EngineRefused
+
+_spec = importlib.util.spec_from_file_location("fake_sglang", Path(__file__).parent / "fake_sglang.py")
+fake = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fake)
+FakeServer, engine_of, requests, new = fake.FakeServer, fake.engine_of, fake.requests, fake.new
+
+
+# -- servers that sleep ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+def test_server_that_a_run_has_left_asleep_is_woken(plugin):
+    server = FakeServer(asleep=True, plugin=plugin)
+
+    engine = engine_of(server)
+
+    assert len(engine.generate(requests(1))) == 1
+
+
+def test_servers_of_others_are_left_awake():
+    server, own = FakeServer(), FakeServer()
+    attached, managed = engine_of(server), engine_of(own, sglang_url=())
+    for engine in (attached, managed):
+        engine.sleep()
+
+        engine.close()
+
+    assert (server.asleep, own.asleep) == (False, True)  # those of the run end with it
+
+
+def test_server_that_was_taken_out_and_lives_gives_its_memory_back():
+    broken, steady = FakeServer(), FakeServer()
+    engine = engine_of(broken, steady)
+    broken.broken["/rollout/generate"] = 500
+    engine.generate(requests(*[1] * 6))
+
+    engine.sleep()
+
+    assert (broken.asleep, steady.asleep) == (True, True)
+
+
+def test_server_that_comes_back_asleep_is_woken():
+    lost, steady = FakeServer(), FakeServer()
+    engine = engine_of(lost, steady)
+    lost.down = True
+    engine.generate(requests(*[1] * 6))
+    lost.restart()
+    lost.asleep = True
+
+    engine.update_weights(new(0.5), 1)
+
+    assert [member.wrong for member in engine.pool.members] == ["", ""]
+    assert len(engine.generate(requests(*[1] * 6))) == 6
+
+
+# -- servers that hang, fail or change --------------------------------------------------------------------------------
+
+
+def test_server_that_hangs_is_given_seconds_and_not_minutes():
+    """Where it is asked about itself; a sample may take long."""
+    hung, steady = FakeServer(), FakeServer()
+    engine = engine_of(hung, steady, sglang_probe_timeout=7.0)
+    hung.hung = {"all"}
+    hung.waited.clear()
+
+    engine.sleep()
+    engine.wake()
+    engine.update_weights(new(0.5), 1)
+
+    assert sorted(set(hung.waited)) == [5.0, 7.0]
+    assert "no answer in time" in engine.health()["http://a"]
+
+
+@pytest.mark.parametrize("path", ["/rollout/generate", "/update_weights_from_tensor", "/resume_memory_occupation"])
+def test_server_that_fails_while_it_comes_back_stays_out_and_the_update_succeeds(path):
+    lost, steady = FakeServer(), FakeServer()
+    engine = engine_of(lost, steady)
+    lost.down = True
+    engine.generate(requests(*[1] * 6))
+    lost.restart()
+    lost.asleep = path == "/resume_memory_occupation"
+    lost.broken[path] = 400
+
+    engine.update_weights(new(0.5), 1)
+
+    assert [bool(member.wrong) for member in engine.pool.members] == [True, False]
+    assert engine.generate(requests(1)).policy_version == 1
+
+
+def test_dead_server_is_taken_out_while_another_comes_back():
+    lost, dead, steady = servers = FakeServer(), FakeServer(), FakeServer()
+    engine = engine_of(*servers)
+    lost.down = True
+    engine.generate(requests(*[1] * 9))
+    lost.restart()
+    dead.down = True
+
+    engine.update_weights(new(0.5), 1)
+
+    assert [bool(member.wrong) for member in engine.pool.members] == [False, True, False]
+    assert steady.scale == lost.scale == 0.5
+
+
+def test_only_server_of_a_run_may_come_back():
+    server = FakeServer()
+    engine = engine_of(server)
+    server.down = True
+    with pytest.raises(EngineError, match="no SGLang server is left"):
+        engine.generate(requests(1))
+    server.restart()
+
+    engine.update_weights(new(0.5), 1)
+
+    assert engine.generate(requests(1)).policy_version == 1
+
+
+def test_server_that_comes_back_with_another_law_stays_out():
+    lost, steady = FakeServer(), FakeServer()
+    engine = engine_of(lost, steady)
+    lost.down = True
+    engine.generate(requests(*[1] * 6))
+    lost.restart()
+    lost.seed_shift = 1
+
+    engine.update_weights(new(0.5), 1)
+
+    assert "samples otherwise than before it was taken out: its initial latents" in engine.pool.members[0].wrong
+
+
+def test_restart_of_a_server_without_our_plugin_is_found_out(checkpoint):
+    """It counts no updates, so its weights are asked for."""
+    restarted, steady = FakeServer(plugin=False), FakeServer(plugin=False)
+    engine = engine_of(restarted, steady, sglang_weights="tensor", checkpoint=checkpoint)
+    engine.update_weights(new(0.5), 1)
+    expected = engine.generate(requests(*[2] * 6))
+    restarted.restart()
+
+    found = engine.generate(requests(*[2] * 6))
+
+    assert torch.equal(found.clean, expected.clean)
+    assert "holds other weights than it was sent" in engine.pool.members[0].wrong
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Of the fake server's network."""
+    (tmp_path / "transformer").mkdir()
+    save_file({"scale": torch.ones(1)}, tmp_path / "transformer" / "model.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("bucket", [{}, {"scale": torch.ones(1), "other": torch.ones(1)}, {"scale": torch.ones(2)}])
+def test_weights_that_do_not_fit_the_checkpoint_are_refused_where_a_server_does_not_tell(checkpoint, bucket):
+    engine = engine_of(FakeServer(plugin=False), checkpoint=checkpoint, sglang_weights="tensor")
+
+    with pytest.raises(EngineError, match=r"weights of version 1(: scale has shape| lack \['scale'|  ?name \['other')"):
+        engine.update_weights([bucket], 1)
+
+
+def test_server_without_our_plugin_that_has_more_parameters_is_refused(checkpoint):
+    server = FakeServer(plugin=False)
+    server.get_weights_checksum = lambda body: dict.fromkeys(body["module_names"], "of more")
+
+    with pytest.raises(EngineRefused, match=r"http://a has other parameters than .* has weights for"):
+        engine_of(server, checkpoint=checkpoint, sglang_weights="tensor", verify_weights="first")
+
+
+def test_weights_through_a_folder_leave_nothing(tmp_path, checkpoint):
+    """Neither where the run ends, nor, after the next one has started, where it was killed."""
+    script = (
+        "import os, sys; from pathlib import Path; from miles_dmd.engines.sglang.folders import OwnFolder;"
+        "OwnFolder(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    )
+    root = tmp_path / "sglang" / "weights"
+    subprocess.run([sys.executable, "-c", script, str(root)], check=False)
+    other = OwnFolder(root)
+    assert len(list(root.iterdir())) == 2
+
+    sweep(root)
+
+    assert list(root.iterdir()) == [other.path]
+    engine = engine_of(FakeServer(), checkpoint=checkpoint, cache_dir=tmp_path, sglang_weights="disk")
+    engine.close()
+    other.close()
+    assert list(root.iterdir()) == []
