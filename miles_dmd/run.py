@@ -27,6 +27,7 @@ from miles_dmd.executor import GroupExecutor
 from miles_dmd.failure import last_checkpoint, tell
 from miles_dmd.hooks import BEST_STUDENT, KeepBest, SampleGrids, export_student
 from miles_dmd.journal import Journal
+from miles_dmd.observe.log import setup_logging
 from miles_dmd.plan import (
     BatchProvider,
     DistillationPhaseExecutor,
@@ -213,6 +214,7 @@ def started_groups(
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. 0: done; 1: the run failed; 2: it was asked for what cannot be, and nothing was written;
     130 and 143: it was told to stop, by SIGINT or SIGTERM."""
+    setup_logging()
     request, trainer = StopRequest(), None
     try:
         with listening(request):

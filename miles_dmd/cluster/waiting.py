@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from miles_dmd.errors import ClusterError, MilesDmdError
 
@@ -16,6 +18,8 @@ TICK = 2.0
 """Seconds between two looks at Ray itself."""
 GRACE = 2.0
 """Seconds in which a death is heard of that may have made another rank raise."""
+LAST_WORDS = 0.2
+"""Seconds in which news arrive that were on their way when something failed."""
 
 
 class Supervisor:
@@ -31,14 +35,35 @@ class Supervisor:
 
     def watch(self, who: str, actor: Any) -> None:
         """``actor``, a Watched one, belongs to the run from now on."""
-        self.sentinels[actor.until_death.remote()] = who
         self._actors[who] = actor
+        self.sentinels[actor.until_news.remote()] = who
 
     def gather(self, calls: Mapping[str, ray.ObjectRef], doing: str) -> list[Any]:
         try:
-            return gather(calls, doing, timeout=self.timeout, sentinels=self.sentinels, died=self.died)
+            return gather(
+                calls, doing, timeout=self.timeout, sentinels=self.sentinels, heard=self._heard, died=self.died
+            )
         except NoAnswer as error:
             raise ClusterError(f"{error}; --remote-timeout {self.timeout:g} is the limit") from self._stacks(error.late)
+        except MilesDmdError:
+            self._hear_the_last()
+            raise
+
+    def _heard(self, ref: ray.ObjectRef) -> None:
+        """An actor had something to say; it is listened to again."""
+        who = self.sentinels.pop(ref)
+        self.sentinels[self._actors[who].until_news.remote()] = who
+        for name, level, message in ray.get(ref):
+            logging.getLogger(name).log(level, "%s: %s", who, message)
+
+    def _hear_the_last(self) -> None:
+        """What was said just before a failure may tell why."""
+        if self.died():
+            return
+        time.sleep(LAST_WORDS)
+        for ref in ray.wait(list(self.sentinels), num_returns=len(self.sentinels), timeout=0)[0]:
+            with contextlib.suppress(RayError):  # dead ones have nothing to say
+                self._heard(ref)
 
     def fetch(self, ref: ray.ObjectRef, who: str, doing: str) -> Any:
         return self.gather({who: ref}, doing)[0]
@@ -65,15 +90,17 @@ def gather(
     *,
     timeout: float | None = None,
     sentinels: Mapping[ray.ObjectRef, str] | None = None,
+    heard: Callable[[ray.ObjectRef], None] = lambda ref: None,
     died: Callable[[], str] = lambda: "",
 ) -> list[Any]:
     """Results of ``calls`` (who -> reference) in order.
 
     A rank that raises in the middle of a collective leaves its siblings waiting in it, so whichever finishes first is
-    looked at first. ``sentinels`` (reference -> who) finish only when their process dies. Errors of ours pass through;
+    looked at first. ``sentinels`` (reference -> who) finish when their process dies, or says something: ``heard`` takes
+    that, and puts another one in the place of that one. Errors of ours pass through;
     a dead process, Ray's own end or another error becomes a ClusterError.
     """
-    who_of, watched = {ref: who for who, ref in calls.items()}, dict(sentinels or {})
+    who_of, watched = {ref: who for who, ref in calls.items()}, sentinels or {}
     waiting = list(who_of)
     limit = None if timeout is None else time.monotonic() + timeout
     while waiting:
@@ -83,6 +110,8 @@ def gather(
             raise ClusterError(f"{gone} while {doing}")
         for ref in done:
             _look(ref, who_of.get(ref) or watched[ref], doing, watched)
+            if ref in watched:
+                heard(ref)
         waiting = [ref for ref in waiting if ref not in done]
         if waiting and limit is not None and time.monotonic() >= limit:
             late = [who_of[ref] for ref in waiting]
@@ -100,9 +129,15 @@ def _look(ref: ray.ObjectRef, who: str, doing: str, watched: Mapping[ray.ObjectR
         cause = getattr(error, "cause", None) or error
         if isinstance(cause, MilesDmdError):
             raise cause from error
-        for dead in ray.wait(list(watched), timeout=GRACE)[0] if watched else ():
-            _look(dead, watched[dead], doing, {})
+        _look_for_the_dead(watched, doing)
         raise ClusterError(f"{who} failed while {doing}: {type(cause).__name__}: {_first_line(cause)}") from error
+
+
+def _look_for_the_dead(watched: Mapping[ray.ObjectRef, str], doing: str) -> None:
+    limit, refs = time.monotonic() + GRACE, dict(watched)
+    while refs and (left := limit - time.monotonic()) > 0:
+        for ref in ray.wait(list(refs), timeout=left)[0]:
+            _look(ref, refs.pop(ref), doing, {})  # returns for one that lives, and only said something
 
 
 def _where(error: RayActorError) -> str:

@@ -1,11 +1,14 @@
-"""What every actor of a run can be asked while it works: whether it lives, and where it is.
+"""What every actor of a run can be asked while it works: whether it lives, what it has to say, and where it is.
 
-Both are answered by threads of their own. So the actor's work runs in a thread too, always the same one: Ray keeps the
+All are answered by threads of their own. So the actor's work runs in a thread too, always the same one: Ray keeps the
 main thread for actors without such groups.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import queue
 import sys
 import threading
 import traceback
@@ -16,11 +19,41 @@ import ray
 GROUP = "watch"
 
 
+Said = tuple[str, int, str]
+"""Logger, level and message."""
+
+
+class News(logging.Handler):
+    """Keeps warnings until they are fetched: what an actor prints is seen by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._said.put((record.name, record.levelno, record.getMessage()))
+
+    def take(self) -> list[Said]:
+        """Waits for the first."""
+        said = [self._said.get()]
+        while not self._said.empty():
+            said.append(self._said.get())
+        return said
+
+
+@functools.cache
+def _news() -> News:
+    """Of all of ours in this process."""
+    news = News()
+    logging.getLogger("miles_dmd").addHandler(news)
+    return news
+
+
 class Watched:
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
-    def until_death(self) -> None:
-        """Never returns: who waits for it hears of the end of this process."""
-        threading.Event().wait()
+    def until_news(self) -> list[Said]:
+        """Returns when this process has something to say; who waits for it also hears of its end."""
+        return _news().take()
 
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
     def stacks(self) -> str:

@@ -58,8 +58,10 @@ def _log_probability_of_nothing(owner: Any, batch: Any, sample: Any) -> None:
 def around_noise(original: Callable[..., Any], owner: Any, batch: Any, model_output: Any, *args: Any) -> Any:
     """A generator on the CPU draws for a network that is not: sglang itself would hand it a buffer on the device.
 
-    So a seed means the same noise whatever the server runs on.
+    So a seed means the same noise whatever the server runs on. An ordinary request draws as sglang does.
     """
+    if requested(batch) is None:
+        return original(owner, batch, model_output, *args)
     generator = args[0] if args else owner.generator
     source = (generator[0] if isinstance(generator, list) else generator).device
     device = model_output.device

@@ -1,5 +1,6 @@
 """Ray for real: two nodes, what each must have, and failures that are told at once."""
 
+import logging
 import subprocess
 import sys
 import time
@@ -24,10 +25,13 @@ def test_run_joins_a_cluster_of_two_nodes(make_args, tmp_path):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
     try:
         cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
-        args = make_args(
-            "--ray-address", cluster.address, "--num-trainer-ranks", "2", "--num-rollout", "1", "--save", str(tmp_path)
-        )
+        more = ("--ray-address", cluster.address, "--num-trainer-ranks", "2", "--num-rollout", "1")
+        args = make_args(*more, "--save", str(tmp_path / "run"))
         controller = DistillationTrainer(args).fit()
+        servers = ("--sglang-python", sys.executable, "--num-sglang-servers", "2", "--save", str(tmp_path / "servers"))
+        unreachable = make_args(*more, "--rollout-engine", "sglang", *servers)
+        with pytest.raises(ConfigError, match=r"rollout server 1 would be on another node .* pass --sglang-host node"):
+            DistillationTrainer(unreachable).fit()
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -63,6 +67,10 @@ class Rank:
             import os
 
             os._exit(1)
+        if isinstance(outcome, str) and outcome.startswith("warn"):
+            logging.getLogger("miles_dmd.test").warning(outcome)
+        if outcome == "warn and break":
+            raise ZeroDivisionError("division by zero")
         return outcome
 
 
@@ -146,6 +154,19 @@ def test_death_of_an_idle_rank_ends_the_wait_for_another(supervised):
 
     with pytest.raises(ClusterError, match=r"^the process of critic rank 1 \(pid \d+\) died while scoring$"):
         supervisor.gather({"critic rank 0": call}, "scoring")
+
+
+def test_what_an_actor_warns_of_is_heard_once_while_others_work(supervised, caplog):
+    supervisor, (busy, warning) = supervised(60)
+    warning.work.remote("warn of something")
+    warning.work.remote("warn again")
+
+    supervisor.fetch(busy.work.remote(1), "critic rank 0", "scoring")
+    with pytest.raises(ClusterError, match="ZeroDivisionError"):
+        supervisor.fetch(warning.work.remote("warn and break"), "critic rank 1", "scoring")
+
+    said = [record.message for record in caplog.records if record.name == "miles_dmd.test"]
+    assert said == [f"critic rank 1: {text}" for text in ("warn of something", "warn again", "warn and break")]
 
 
 def test_rank_that_is_late_is_named_with_the_flag_and_where_it_hangs(supervised):

@@ -155,7 +155,14 @@ def test_noise_is_drawn_where_the_generator_is(stop):
         owner.noise_buffer = torch.randn(model_output.shape, generator=owner.generator[0], device=model_output.device)
         return owner.noise_buffer
 
-    noise = stop.around_noise(draw, owner, None, torch.zeros(2, device="meta"))
+    noise = stop.around_noise(draw, owner, batch(1), torch.zeros(2, device="meta"))
 
     assert (noise.device.type, owner.noise_buffer.device.type) == ("meta", "meta")
-    assert stop.around_noise(draw, owner, None, torch.zeros(2)).device.type == "cpu"
+    assert stop.around_noise(draw, owner, batch(1), torch.zeros(2)).device.type == "cpu"
+
+
+def test_noise_of_an_ordinary_request_is_sglangs_own(stop):
+    owner = SimpleNamespace(generator=[torch.Generator()])
+    velocity = torch.zeros(2, device="meta")
+
+    assert stop.around_noise(lambda owner, batch, model_output: model_output, owner, batch(), velocity) is velocity
