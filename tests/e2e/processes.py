@@ -74,3 +74,15 @@ def listening(pids):
 def is_loopback(address):
     """127.0.0.1, also written as an IPv6 address, or ::1, as /proc/net/tcp6 writes them."""
     return address in ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
+
+
+def writing_to(log):
+    """Processes whose standard output is this file."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            if link.readlink() == log:
+                found.append(int(link.parts[2]))
+        except OSError:  # gone meanwhile, or another user's
+            continue
+    return found

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import msgpack
@@ -19,6 +20,9 @@ from miles_dmd.engines.sglang.wire import STOP_KEY
 from miles_dmd.errors import EngineError, EngineMisanswer, EngineRefused
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from processes import writing_to
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # two servers that start beside each other on a busy machine
 
@@ -300,16 +304,4 @@ def test_run_through_ray_with_its_own_server_equals_the_in_process_run(
     assert [entry for entry in apart if entry[-1] > 1e-4] == []
     assert "stops at the requested step" in capsys.readouterr().out
     (log,) = logs.iterdir()
-    assert not still_there(log)
-
-
-def still_there(log):
-    """Processes that write to this log."""
-    found = []
-    for link in Path("/proc").glob("[0-9]*/fd/1"):
-        try:
-            if link.readlink() == log:
-                found.append(link)
-        except OSError:  # gone meanwhile, or another user's
-            continue
-    return found
+    assert not writing_to(log)

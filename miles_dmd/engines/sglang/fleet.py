@@ -13,7 +13,7 @@ from miles_dmd.engines.sglang.families import Served
 from miles_dmd.engines.sglang.pool import Member, Pool, outcomes
 from miles_dmd.engines.sglang.probe import Capabilities, other_law, probe, report
 from miles_dmd.engines.sglang.wire import Sampling
-from miles_dmd.errors import EngineError, EngineMisanswer, EngineUnavailable
+from miles_dmd.errors import EngineError, EngineGone, EngineMisanswer, EngineUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,9 @@ class Fleet:
             )
 
     def take_out(self, member: Member, why: EngineError) -> None:
-        log.warning("%s is taken out: %s", member.client.url, why)
-        member.wrong = str(why)
+        if not member.wrong:  # of several requests that fail, the first tells it
+            member.wrong = str(why)
+            log.warning("%s is taken out: %s", member.client.url, why)
 
     def take_out_the_dead(self) -> None:
         """One that does not answer is asked for nothing any more. Raises EngineError where none is left."""
@@ -124,7 +125,7 @@ class Fleet:
         self.take_out_the_dead()
         self._settle(asleep=True)
         for member, error in outcomes(self.pool.out, self._give_back):
-            if error and not nobody_listens(error):
+            if error and not isinstance(error, EngineGone) and not nobody_listens(error):
                 log.warning("%s may keep its memory while trainers compute: %s", member.client.url, error)
         self.asleep = True
 

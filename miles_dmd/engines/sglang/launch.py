@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +20,8 @@ import httpx
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.schedule import scheduler_directory
 from miles_dmd.errors import EngineError
+
+logger = logging.getLogger(__name__)
 
 POLL, GRACE = 0.5, 10.0
 """Seconds between two looks at a server that starts, and before one that does not end is killed."""
@@ -38,6 +42,9 @@ class ManagedServer:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=dict(env), start_new_session=True
             )
+        self._serves = False
+        self._watcher = threading.Thread(target=self._watch, name="watch the server", daemon=True)
+        self._watcher.start()
 
     def wait(self) -> None:
         limit = time.monotonic() + self.start_timeout
@@ -46,6 +53,7 @@ class ManagedServer:
                 raise EngineError(f"the SGLang server ended with status {self.process.returncode}: {self.last_words()}")
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).status_code == 200:
+                    self._serves = True
                     return
             time.sleep(POLL)
         raise EngineError(
@@ -58,14 +66,22 @@ class ManagedServer:
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return f"{lines[-1][:300]} (log: {self.log})"
 
+    def _watch(self) -> None:
+        """Its workers end with it, so that they keep no memory; that it is dead is said at once."""
+        status = self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if self._serves:
+            logger.warning("the SGLang server at %s ended with status %s: %s", self.url, status, self.last_words())
+
     def close(self) -> None:
+        self._serves = False
         if self.process.stdin:
             self.process.stdin.close()
-        try:
-            self.process.wait(GRACE)
-        except subprocess.TimeoutExpired:
+        self._watcher.join(GRACE)
+        if self._watcher.is_alive():
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            self._watcher.join()
 
 
 def serve(args: Any, *, device: str, number: int, host: str) -> ManagedServer:

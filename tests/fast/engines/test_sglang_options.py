@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +140,57 @@ def test_server_that_never_answers_is_given_up_and_ended(tmp_path):
 
     server.close()
     assert server.process.returncode == 0
+
+
+SERVER_WITH_A_WORKER = """
+import http.server, os, subprocess, sys, threading
+print("worker", subprocess.Popen(["sleep", "600"]).pid, flush=True)
+class Healthy(http.server.BaseHTTPRequestHandler):
+    do_GET = lambda self: (self.send_response(200), self.end_headers())
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0))).start()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+"""
+
+
+@pytest.fixture
+def server_with_a_worker(tmp_path):
+    """(server, process id of its worker), up."""
+    (port,) = free_ports("127.0.0.1", 1)
+    command = [sys.executable, "-c", SERVER_WITH_A_WORKER, str(port)]
+    server = ManagedServer(command, f"http://127.0.0.1:{port}", tmp_path / "log", os.environ, 60.0)
+    server.wait()
+    yield server, int(re.search(r"^worker (\d+)$", server.log.read_text(), re.MULTILINE)[1])
+    server.close()
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_death_of_a_server_is_told_and_its_workers_end_with_it(server_with_a_worker, caplog):
+    server, worker = server_with_a_worker
+
+    server.process.kill()
+    server._watcher.join()
+
+    assert re.search(rf"the SGLang server at {server.url} ended with status -9: .* \(log: ", caplog.text)
+    wait_until_dead(worker)
+
+
+def test_end_of_a_server_that_is_no_longer_needed_is_not_told(server_with_a_worker, caplog):
+    server, worker = server_with_a_worker
+
+    server.close()
+
+    assert caplog.text == ""
+    wait_until_dead(worker)
+
+
+def wait_until_dead(pid):
+    limit = time.monotonic() + 20
+    while alive(pid):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
