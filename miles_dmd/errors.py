@@ -21,12 +21,23 @@ MilesDmdError
 └── FormatError          a file of another format, or of a newer version than this package reads
 """
 
+from typing import Any
+
+from miles_dmd.shown import printable
+
 
 class MilesDmdError(Exception):
     """The root: catch it to tell a refusal of ours from a bug."""
 
 
-class ConfigError(MilesDmdError, ValueError):
+class _OneLine(MilesDmdError):
+    """A refusal: one printable line, whatever stood in the value that it names."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+class ConfigError(_OneLine, ValueError):
     """The user asked for something that cannot be. Exit code 2."""
 
 
@@ -45,7 +56,7 @@ class UnknownName(NotFound, KeyError):
         return str(self.args[0])  # KeyError would show the repr
 
 
-class PlanError(MilesDmdError, ValueError):
+class PlanError(_OneLine, ValueError):
     """A plan that cannot be."""
 
 

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd.errors import ConfigError, FormatError
+from miles_dmd.inputs import MIB, parse_json, read_text, unsound
 from miles_dmd.seeds import derive
+from miles_dmd.shown import shown
 
 FORMAT = 1
 _FLAG = "--prompt-data"
+_LARGEST = 1024 * MIB
 _CURE = 'a .txt file has one prompt a line, a .jsonl file one {"prompt": "..."} a line'
 
 
@@ -102,47 +105,43 @@ class PromptSource:
 def read_prompts(path: str | Path) -> tuple[str, ...]:
     """Every prompt of a file in order, stripped of outer white space; blank lines are no prompts, ``#`` is not special.
 
-    UTF-8, with or without a byte order mark. Raises ConfigError.
+    UTF-8, with or without a byte order mark; lines end as on any system. Raises ConfigError.
     """
     readers = {".txt": _text_line, ".jsonl": _json_line}
     read = readers.get(Path(path).suffix.lower())
     if read is None:
         raise ConfigError(f"{_FLAG} {path}: ends neither in .txt nor in .jsonl; {_CURE}")
-    numbered = enumerate(_decoded(path).split("\n"), start=1)
+    numbered = enumerate(_lines(path), start=1)
     prompts = tuple(read(line.strip(), f"{_FLAG} {path}, line {number}") for number, line in numbered if line.strip())
     if not prompts:
         raise ConfigError(f"{_FLAG} {path}: the file holds no prompts; {_CURE}")
     return prompts
 
 
-def _decoded(path: str | Path) -> str:
+def _lines(path: str | Path) -> list[str]:
     try:
-        content = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise ConfigError(f"{_FLAG} {path}: no such file; {_CURE}") from None
-    except OSError as error:
-        raise ConfigError(f"{_FLAG} {path}: cannot be read ({error.strerror}); {_CURE}") from None
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{_FLAG} {path}, line {line}: not UTF-8; save the file as UTF-8") from None
+        text = read_text(path, _LARGEST)
+    except ConfigError as error:
+        raise ConfigError(f"{_FLAG} {error}; {_CURE}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _text_line(line: str, where: str) -> str:
+    if why := unsound(line):
+        raise ConfigError(f"{where}: {shown(line)} {why}; {_CURE}")
     return line
 
 
 def _json_line(line: str, where: str) -> str:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON ({error.msg}, column {error.colno}); {_CURE}") from None
+        record = parse_json(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}; {_CURE}") from None
     if not isinstance(record, dict) or "prompt" not in record:
         raise ConfigError(f'{where}: has no key "prompt"; {_CURE}')
     prompt = record["prompt"]
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ConfigError(f'{where}: "prompt" is {prompt!r}, not a text; {_CURE}')
+        raise ConfigError(f'{where}: "prompt" is {shown(prompt)}, not a text; {_CURE}')
     return prompt.strip()
 
 

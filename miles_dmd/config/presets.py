@@ -7,18 +7,18 @@
 It may also be written in the nested form (``algorithm``, ``distillation``) that ``nested`` translates.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, per_trainer
 from miles_dmd.config.nested import KEYS, NOTHING, Nested, mapping, translate
+from miles_dmd.config.strict_yaml import read_yaml
 from miles_dmd.config.trainers import require_role
 from miles_dmd.config.values import checked
 from miles_dmd.errors import ConfigError, NotFound
+from miles_dmd.inputs import exists, is_file, is_folder
 from miles_dmd.registry import nearest
 
 SHIPPED = Path(__file__).resolve().parents[2] / "trainer_configs"
@@ -89,7 +89,11 @@ class Preset:
 def read_preset(name: str) -> Preset:
     """The preset called ``name``, or the YAML file at that path. Raises ConfigError, NotFound."""
     path = _find(name)
-    document = mapping(_read(path), str(path), ("args", "trainers", *KEYS))
+    try:
+        content = read_yaml(path)
+    except ConfigError as error:
+        raise ConfigError(f"--config {error}") from error
+    document = mapping(content, str(path), ("args", "trainers", *KEYS))
     args = mapping(document.get("args"), f"{path}: args")
     nested = translate(document, str(path)) if any(key in document for key in KEYS) else NOTHING
     if twice := sorted(args.keys() & nested.args.keys()):
@@ -107,39 +111,20 @@ def shipped() -> list[str]:
 
 
 def _find(name: str) -> Path:
-    if Path(name).is_file():
+    if _is_there(name):
         return Path(name)
-    if (SHIPPED / f"{name}.yaml").is_file():
+    if name in shipped():
         return SHIPPED / f"{name}.yaml"
-    if Path(name).parts[:1] == (SHIPPED.name,) and (SHIPPED.parent / name).is_file():
+    if Path(name).parts[:1] == (SHIPPED.name,) and is_file(SHIPPED.parent / name):
         return SHIPPED.parent / name
     raise NotFound(
         f"--config {name!r} is neither a file nor a preset; there are {', '.join(shipped())}{nearest(name, shipped())}"
     )
 
 
-def _read(path: Path) -> Any:
+def _is_there(name: str) -> bool:
+    """A directory of a preset's name (a run's, say) does not hide the preset; a pipe is there, and refused as one."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark else ""
-        raise ConfigError(f"{path}: {where}{getattr(error, 'problem', None) or 'is no YAML'}") from error
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is no YAML: byte {error.start} is no UTF-8") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """safe_load that refuses a key which stands twice in one mapping, where YAML would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a name", key.start_mark)
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
-            seen.add(key.value)
-        return dict(super().construct_mapping(node, deep))
+        return exists(name) and not is_folder(name)
+    except ConfigError as error:
+        raise ConfigError(f"--config {error}; name a preset ({', '.join(shipped())}) or a YAML file") from error

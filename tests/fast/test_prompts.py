@@ -72,7 +72,7 @@ def test_a_bad_file_is_refused_in_one_line_with_flag_file_line_and_cure(tmp_path
     assert all(fragment in message for fragment in ["--prompt-data", str(path), *fragments])
 
 
-@pytest.mark.parametrize(("name", "fragment"), [("none.txt", "no such file"), ("folder.txt", "cannot be read")])
+@pytest.mark.parametrize(("name", "fragment"), [("none.txt", "no such file"), ("folder.txt", "is a directory")])
 def test_a_path_that_is_no_file_is_refused(tmp_path, name, fragment):
     (tmp_path / "folder.txt").mkdir()
 

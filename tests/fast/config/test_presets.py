@@ -123,7 +123,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_bytes(b"\xff\xfe")
 
-    with pytest.raises(ConfigError, match="is no YAML: byte 0"):
+    with pytest.raises(ConfigError, match="line 1: not UTF-8"):
         read_preset(str(path))
 
 

@@ -30,7 +30,7 @@ def test_a_bare_interpreter_imports_the_control_plane():
     assert (run.returncode, run.stderr) == (0, "")
     foreign, ours = run.stdout.split("\n")[:2]
     assert foreign == ""
-    assert {name.split(".")[1] for name in ours.split()} == {"plan", "errors", "version"}
+    assert {name.split(".")[1] for name in ours.split()} == {"plan", "errors", "shown", "version"}
 
 
 @pytest.mark.parametrize("path", sorted(PLAN.glob("*.py")), ids=lambda path: path.name)

@@ -1,0 +1,76 @@
+"""One YAML document, read strictly: safe types, no name twice, no aliases, no more depth than a document needs.
+
+Aliases are refused because ten lines of them spell out more than fits into memory, and no preset needs one.
+"""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from miles_dmd.errors import ConfigError
+from miles_dmd.inputs import MIB, read_text
+from miles_dmd.shown import shown
+
+LARGEST = MIB
+DEEPEST = 20
+
+
+def read_yaml(path: Path) -> Any:
+    """Raises ConfigError that names file and line."""
+    text = read_text(path, LARGEST)
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}" if mark else f"line {_line_of(text, error)}"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "is no YAML"
+        raise ConfigError(f"{path}: {line}: {problem}") from error
+
+
+def _line_of(text: str, error: yaml.YAMLError) -> int:
+    """Of a character that YAML does not take at all: its reader counts no lines."""
+    return text.count("\n", 0, getattr(error, "position", 0)) + 1
+
+
+class _Loader(yaml.SafeLoader):
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        mark = self.peek_event().start_mark
+        if self.check_event(yaml.AliasEvent):
+            raise _problem("aliases (*name) are not read; write the value out", mark)
+        if self.depth == DEEPEST:
+            raise _problem(f"nested more than {DEEPEST} deep", mark)
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ) as error:  # says it is a number or a date, and is none
+            value = shown(getattr(node, "value", ""))
+            raise _problem(f"{value} is no {node.tag.rpartition(':')[2]}; put it in quotes", node.start_mark) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _problem("a key must be a name", key.start_mark)
+            if key.value in seen:
+                raise _problem(f"{shown(key.value)} stands twice", key.start_mark)
+            seen.add(key.value)
+        return dict(super().construct_mapping(node, deep))
+
+
+def _problem(what: str, mark: yaml.Mark) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, what, mark)

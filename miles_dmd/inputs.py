@@ -1,0 +1,149 @@
+"""Files that somebody else wrote: regular, of bounded size and depth, UTF-8; else a ConfigError that names the file.
+
+Everything that a run reads before it starts comes through here, so a pipe cannot hold it up, a device not fill its
+memory, and a document not reach its recursion limit.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from miles_dmd.errors import ConfigError
+from miles_dmd.shown import shown
+
+MIB = 2**20
+LARGEST = 16 * MIB
+"""Of a configuration file: a tokenizer's, of tens of thousands of tokens, is among them."""
+DEEPEST = 64
+LONGEST_NUMBER = 40
+"""Digits: transformers writes "no limit" as a number of 31."""
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a regular file lies there; False where nothing does. Raises ConfigError where that cannot be known."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISREG(mode)
+
+
+def is_folder(path: str | Path) -> bool:
+    """As ``is_file``, of a directory."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def exists(path: str | Path) -> bool:
+    """Whether anything lies there. Raises ConfigError where that cannot be known."""
+    return _mode(path) is not None
+
+
+def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
+    """The whole of a regular file. Raises ConfigError."""
+    mode = _mode(path)
+    if mode is None:
+        raise ConfigError(f"{path}: no such file")
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, and no regular file")
+    try:
+        # not blocking, should it have become a pipe by now
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            content = file.read(largest + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    if len(content) > largest:
+        raise ConfigError(f"{path}: has more than {largest / MIB:,.0f} MiB, which no such file needs; name another")
+    return content
+
+
+def read_text(path: str | Path, largest: int = LARGEST) -> str:
+    """UTF-8, with or without a byte order mark. Raises ConfigError."""
+    content = read_bytes(path, largest)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Raises ValueError that says what is wrong: no JSON, a name that stands twice, a number, a depth or a text that
+    no document needs."""
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_int=_whole)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg}, line {error.lineno}, column {error.colno})") from None
+    except RecursionError:
+        raise ValueError(f"nested more than {DEEPEST} deep") from None
+    _require_sound(value)
+    return value
+
+
+def unwritable(path: str | Path) -> str:
+    """Why nothing can be written to a folder ``path``, or made there; empty where it can. Raises ConfigError."""
+    path = Path(os.path.abspath(path))
+    nearest = next(place for place in (path, *path.parents) if exists(place))
+    if not is_folder(nearest):
+        return f"{nearest} is no directory"
+    return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written to"
+
+
+def unsound(text: str) -> str:
+    """What keeps ``text`` from being text to files, tokenizers and terminals; empty where nothing does."""
+    if "\0" in text:
+        return "holds a NUL character"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return "is no UTF-8"
+    return ""
+
+
+def _mode(path: str | Path) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # no permission, a name too long, a circle of links
+        raise ConfigError(f"{path}: cannot be looked at ({error.strerror})") from error
+    except ValueError as error:  # a NUL, or half a surrogate pair
+        raise ConfigError(f"{path}: is no path ({error})") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{shown(twice)} stands twice in one object")
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > LONGEST_NUMBER:
+        raise ValueError(f"holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _require_sound(document: Any) -> None:
+    level = [document]
+    for _ in range(DEEPEST):
+        texts = [value for value in level if isinstance(value, str)]
+        texts += [name for value in level if isinstance(value, dict) for name in value]
+        for text in texts:
+            if why := unsound(text):
+                raise ValueError(f"{shown(text)} {why}")
+        level = [
+            item
+            for value in level
+            if isinstance(value, list | dict)
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested more than {DEEPEST} deep")
