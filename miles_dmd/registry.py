@@ -5,6 +5,7 @@ add a file: no table to edit, no decorator, no import for its side effect. One t
 import path, ``my_lab.losses.total_variation``.
 """
 
+import dataclasses
 import difflib
 import importlib
 import pkgutil
@@ -13,11 +14,20 @@ from types import ModuleType
 from typing import Any
 
 from miles_dmd.errors import NotFound
+from miles_dmd.shown import shown
 
 EXPORT = {"losses": "loss_type", "models": "family", "engines": "engine", "roles": "role"}
 """wing -> the name under which its plug-ins export themselves."""
 ASKED_BY = {"losses": "--loss-type", "models": "--model-family", "engines": "--rollout-engine", "roles": "trainer role"}
 """wing -> what the user wrote to name one of them."""
+_CONTRACT = {
+    "losses": "miles_dmd.contracts.loss:LossType",
+    "models": "miles_dmd.contracts.family:ModelFamily",
+    "engines": "miles_dmd.contracts.engine:EngineType",
+    "roles": "miles_dmd.contracts.role:Role",
+}
+"""wing -> what an export must be. By name: contracts lie on a floor above this one."""
+_LONGEST_NAME = 100
 
 
 def names(wing: str) -> list[str]:
@@ -27,10 +37,17 @@ def names(wing: str) -> list[str]:
 
 
 def load(wing: str, name: str) -> Any:
-    """The plug-in itself. Raises NotFound for a name that stands for nothing."""
+    """The plug-in itself. Raises NotFound for a name that stands for nothing, or for something else."""
+    if not isinstance(name, str):
+        raise NotFound(f"{ASKED_BY[wing]} {shown(name)} must be text; there are {', '.join(names(wing))}")
     asked = f"{ASKED_BY[wing]} {name}"
     module = _import(name if _is_import_path(name) else f"miles_dmd.{wing}.{_known(wing, name)}", asked)
-    return _attribute(module, EXPORT[wing], asked)
+    found, contract = _attribute(module, EXPORT[wing], asked), resolve(_CONTRACT[wing])
+    if not isinstance(found, contract):
+        raise NotFound(f"{asked}: {EXPORT[wing]} of {module.__name__} is {shown(found)}, not a {contract.__name__}")
+    if not dataclasses.is_dataclass(getattr(found, "options", contract)):
+        raise NotFound(f"{asked}: its options {shown(found.options)} must be a frozen dataclass")
+    return found
 
 
 def resolve(dotted: str) -> Any:
@@ -43,7 +60,7 @@ def resolve(dotted: str) -> Any:
 
 def nearest(name: str, known: Collection[str]) -> str:
     """`` (did you mean 'x'?)``, or nothing where no known name is close."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -55,7 +72,7 @@ def _known(wing: str, name: str) -> str:
     known, file = names(wing), name.replace("-", "_")
     if file not in known:
         raise NotFound(
-            f"{ASKED_BY[wing]} {name!r} is not among {', '.join(known)}{nearest(file, known)}; "
+            f"{ASKED_BY[wing]} {shown(name)} is not among {', '.join(known)}{nearest(file, known)}; "
             "one of your own is named by its import path"
         )
     return file
@@ -64,10 +81,13 @@ def _known(wing: str, name: str) -> str:
 def _import(path: str, asked: str) -> ModuleType:
     try:
         return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
-        raise NotFound(f"{asked}: there is no module {error.name!r}; is its folder on PYTHONPATH?") from error
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}."):
+            raise NotFound(f"{asked}: there is no module {error.name!r}; is its folder on PYTHONPATH?") from error
+        raise NotFound(
+            f"{asked}: cannot be imported ({type(error).__name__}: {error}); see the whole of it with "
+            f"python -c 'import {path}'"
+        ) from error
 
 
 def _attribute(module: ModuleType, name: str, asked: str) -> Any:

@@ -11,18 +11,15 @@ from typing import Any
 
 from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
-from miles_dmd.config.checkpoints import read_json, safetensors_parameters
 from miles_dmd.config.flags import per_trainer
 from miles_dmd.config.runs import preset_name
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import kinds
 from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.memory import memory
 from miles_dmd.plan import DistillationPlan, UpdatePhaseSpec, micro_batches, rows_of_rank, sigma_grid
+from miles_dmd.shown import printable
 
-MASTER, GRADIENT, MOMENTS, AVERAGE = 4, 4, 8, 4
-"""Bytes a parameter: fp32 weights and gradients, AdamW's two fp32 moments, the fp32 moving average."""
-COMPUTE = {"fp32": 0, "bf16": 2}
-"""Bytes a parameter of the copy that forward and backward compute with, where it is not the master itself."""
 ALWAYS_SHOWN = ("lr",)
 
 
@@ -34,8 +31,9 @@ class Table:
     note: str = ""
 
     def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in self.rows)
+        rows = [[printable(cell) for cell in row] for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
         return "\n".join(
             [self.title, *(f"  {line}".rstrip() for line in lines), *([f"  {self.note}"] if self.note else [])]
         )
@@ -105,6 +103,7 @@ def rollout_table(run: Run) -> Table:
             ("engine", f"{args.rollout_engine}, {args.solver}, stop steps {args.stop_step_policy}"),
             *_own_options(args.engine_options),
             ("sigmas", f"{grid} (shift {args.shift:g})"),
+            *_warned_of_shift(args.shift, family.scheduler_shift(checkpoint)),
             ("images", f"{args.height or height} x {args.width or width}, {length} text tokens"),
             ("prompts", f"{len(texts)} in {args.prompt_data}"),
             ("student", str(args.hf_checkpoint)),
@@ -113,6 +112,13 @@ def rollout_table(run: Run) -> Table:
             ("save", args.save or f"runs/{preset_name(args)}-<n>"),
         ],
     )
+
+
+def _warned_of_shift(ours: float, pipelines: float) -> list[tuple[str, str]]:
+    """The student may have a grid of its own, but more often the flag was forgotten."""
+    if math.isclose(ours, pipelines):
+        return []
+    return [("warning", f"the pipeline's own scheduler has shift {pipelines:g}; pass --shift {pipelines:g} to keep it")]
 
 
 def batch_table(run: Run) -> Table:
@@ -148,50 +154,8 @@ def placement_table(run: Run) -> Table:
 
 
 def memory_table(run: Run) -> Table:
-    rows: list[tuple[str, ...]] = [
-        ("", "role", "parameters", "weights", "gradients", "AdamW", "compute copy", "tables", "per rank")
-    ]
-    for group, own in run.trainers.items():
-        total = 0.0
-        for role, number, bytes_each, tables in _held(run, group, own):
-            total += number * sum(bytes_each) / own.num_trainer_ranks + tables
-            sizes = (*(_size(number * each) for each in bytes_each), _size(tables))
-            rows.append((group, role, f"{number:,}", *sizes, ""))
-        rows[-1] = (*rows[-1][:-1], _size(total))
-    number = _parameters(run.args, run.args.hf_checkpoint or "")
-    sampling, tables = number * (COMPUTE[run.args.compute_dtype] or MASTER), _tables(run.args)
-    sizes = (_size(sampling), "-", "-", "-", _size(tables), _size(sampling + tables))
-    rows.append(("rollout", "student", f"{number:,}", *sizes))
-    note = "an estimate: without activations, gathered blocks, text encoders and VAE; tables are not sharded"
+    rows, note = memory(run.args, run.plan, run.trainers)
     return Table("Memory", rows, note)
-
-
-def _held(run: Run, group: str, own: Args) -> Iterator[tuple[str, int, tuple[int, int, int, int], int]]:
-    """(logical role, its parameters, bytes of weights, gradients, moments and compute copy for each of them, bytes of
-    its buffers)."""
-    checkpoints = registry.load("roles", group).checkpoints
-    trained = run.plan.trainable_roles_of(group)
-    for role in run.plan.roles_of(group):
-        if role in checkpoints:
-            number = _parameters(own, getattr(own, checkpoints[role]))
-            copy = COMPUTE[own.compute_dtype]
-            sizes = (MASTER, GRADIENT, MOMENTS, copy) if role in trained else (MASTER, 0, 0, copy)
-            yield role, number, sizes, _tables(own)
-        else:  # the moving average of what this group trains
-            yield role, _parameters(own, getattr(own, checkpoints[trained[0]])), (AVERAGE, 0, 0, 0), 0
-
-
-def _tables(args: Args) -> int:
-    """Bytes of the network's buffers, such as a table of positions: every rank holds them whole."""
-    family: ModelFamily = registry.load("models", args.model_family)
-    return family.buffer_bytes(read_json(Path(args.hf_checkpoint or "") / family.network_component / "config.json"))
-
-
-def _parameters(args: Args, checkpoint: str) -> int:
-    """Of the network that is distilled: from its weights' headers, or where there are none from its config.json."""
-    family: ModelFamily = registry.load("models", args.model_family)
-    directory = Path(checkpoint) / family.network_component
-    return safetensors_parameters(directory) or family.count_parameters(read_json(directory / "config.json"))
 
 
 def _holds(run: Run, group: str) -> str:
@@ -231,13 +195,6 @@ def _distinct_bundles(ranks: Mapping[str, int]) -> Iterator[range]:
     edges = sorted({0, 1, *ranks.values()})
     for start, stop in itertools.pairwise(edges):
         yield range(start, stop)
-
-
-def _size(amount: float) -> str:
-    """Bytes in GiB, or MiB where that is little."""
-    if amount == 0:
-        return "-"
-    return f"{amount / 2**30:,.1f} GiB" if amount >= 2**30 else f"{amount / 2**20:,.1f} MiB"
 
 
 def _shown(value: Any) -> str:

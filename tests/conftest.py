@@ -52,6 +52,23 @@ def cache_dir(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+def _latest(words):
+    """A command line on which the last of equal flags stands for all of them: the door takes each but once."""
+    groups: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    last = {group[0].partition("=")[0].replace("--no-", "--"): group for group in groups}
+    return [word for group in last.values() for word in group]
+
+
+@pytest.fixture(scope="session")
+def latest():
+    return _latest
+
+
 @pytest.fixture(scope="session")
 def flags(teacher, digit_prompts, cache_dir):
     """Flags of the smallest real run: ``flags("--fake-update-ratio", "1")``."""
@@ -71,7 +88,7 @@ def flags(teacher, digit_prompts, cache_dir):
             "--sample-prompts": "0",
             "--device": "cpu",
         }
-        return [word for pair in smallest.items() for word in pair] + list(more)
+        return _latest([*(word for pair in smallest.items() for word in pair), *more])
 
     return build
 

@@ -4,8 +4,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from miles_dmd import registry
-from miles_dmd.config.trainers import TrainerConfig
-from miles_dmd.config.values import NOT_ASKED, Count, Decay, Natural, NonNegative, Positive, ReadPath, Shift, Steps
+from miles_dmd.config.trainers import TrainerConfig, named_trainers
+from miles_dmd.config.values import (
+    NOT_ASKED,
+    Batch,
+    Count,
+    Decay,
+    Natural,
+    NonNegative,
+    Positive,
+    Ranks,
+    ReadPath,
+    Seed,
+    Shift,
+    Steps,
+    Threads,
+)
 from miles_dmd.errors import ConfigError
 
 
@@ -54,7 +68,7 @@ class OptimArgs:
     """Samples in one forward and backward, per rank. Changes memory and speed, never the result."""
     num_steps_per_rollout: Count = 1
     """Optimizer steps in one phase. Scores of the student's samples hold for one step only, so it stays 1."""
-    num_trainer_ranks: Count = 1
+    num_trainer_ranks: Ranks = 1
     """Processes, one device each, over which FSDP2 shards the group."""
     ema_decay: Decay = 0.999
     """Decay of the student's moving average, which is what gets exported."""
@@ -74,7 +88,7 @@ class RolloutArgs:
     """What samples from the student: a plug-in of miles_dmd/engines, or an import path."""
     prompt_data: ReadPath | None = None
     """Prompt file: one prompt a line (.txt), or one JSON object a line (.jsonl). Required."""
-    rollout_batch_size: Count = 32
+    rollout_batch_size: Batch = 32
     """Samples in one phase, over all ranks of a group (the global batch)."""
     rollout_micro_batch_size: Count = 32
     """Samples in one forward of the in-process rollout engine."""
@@ -110,7 +124,7 @@ class RunArgs:
     """What to do when a checkpoint cannot be written (a full disk): end the run, or say so and go on."""
     allow_changed: tuple[str, ...] = ()
     """Arguments that may differ from the checkpoint's though they alter training, by name: lr, or critic-lr alone."""
-    seed: Natural = 0
+    seed: Seed = 0
     """Root of all randomness: the same seed gives the same run, on any number of ranks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where trainers compute; auto takes a GPU where there is one."""
@@ -120,7 +134,7 @@ class RunArgs:
     """Print the resolved run (trainers, schedule, batches, memory) and stop."""
     ray_address: str | None = None
     """Ray cluster to join; by default one is started on this machine."""
-    cpu_threads: Count = 1
+    cpu_threads: Threads = 1
     """Torch threads of a rank that computes on the CPU."""
     cache_dir: str = "~/.cache/miles_dmd"
     """Where encoded prompts are kept from one run to the next."""
@@ -170,6 +184,7 @@ class Args(RunArgs, RolloutArgs, LossArgs, OptimArgs, ModelArgs):
     """What each trainer reads instead, from the preset and flags like ``--critic-lr``; those left out read the same."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "trainers", named_trainers(self.trainers))
         self._own_options("loss_options", f"--loss-type {self.loss_type}", registry.load("losses", self.loss_type))
         engine = registry.load("engines", self.rollout_engine)
         self._own_options("engine_options", f"--rollout-engine {self.rollout_engine}", engine)

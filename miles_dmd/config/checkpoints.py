@@ -4,12 +4,17 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from miles_dmd.config.values import checked, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digest_file
+from miles_dmd.inputs import is_file, is_folder, parse_json, read_text
+from miles_dmd.shown import shown
+
+C = TypeVar("C")
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 ENCODER_WEIGHTS = "model.safetensors"
@@ -21,28 +26,50 @@ _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "pr
 
 def read_json(path: Path) -> dict[str, Any]:
     """Raises ConfigError where there is no such file, or where it holds no JSON object."""
+    text = read_text(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        value = parse_json(text)
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from error
+        raise ConfigError(f"{path} cannot be used: {error}; download it again") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+        raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}; download it again")
     return value
+
+
+def read_config(kind: type[C], path: Path) -> C:
+    """``from_config`` of a file."""
+    return from_config(kind, read_json(path), str(path))
+
+
+def from_config(kind: type[C], content: Mapping[str, Any], where: str) -> C:
+    """The fields of the dataclass ``kind`` out of a component's configuration, which has others that nobody here reads.
+
+    Raises ConfigError for a value of another type, or out of its bounds: ``{where}: patch_size 'two' must be ...``.
+    """
+    values = {}
+    for name, of in kinds(kind).items():
+        if name not in content:
+            continue
+        value, label = content[name], f"{where}: {name}"
+        if isinstance(value, str) and of.type is not str:
+            raise ConfigError(f"{label} {shown(value)} must be {of}; download it again")
+        values[name] = checked(of, value, label)
+    return kind(**values)
 
 
 def require_pipeline(directory: Path, pipeline: str, components: Sequence[str]) -> None:
     """Raises ConfigError unless ``directory`` is a pipeline of that class with all ``components``."""
-    if not directory.is_dir():
+    if not is_folder(directory):
         raise ConfigError(f"is no directory; download one: hf download REPOSITORY --local-dir {directory}")
-    if not (directory / "model_index.json").is_file():
+    if not is_file(directory / "model_index.json"):
         raise ConfigError(
             "is not a diffusers pipeline (no model_index.json); name the folder that save_pretrained wrote"
         )
     index = read_json(directory / "model_index.json")
     if index.get("_class_name") != pipeline:
-        raise ConfigError(f"is a {index.get('_class_name')}, not a {pipeline}; name one, or another --model-family")
+        raise ConfigError(
+            f"is a {shown(index.get('_class_name'))}, not a {pipeline}; name one, or another --model-family"
+        )
     for name, entry in index.items():
         if isinstance(entry, list):
             _require_inside(name, directory / "model_index.json")
@@ -52,17 +79,16 @@ def require_pipeline(directory: Path, pipeline: str, components: Sequence[str]) 
         entry = index.get(name)
         if not isinstance(entry, list) or not entry or entry[0] is None:
             raise ConfigError(f"lacks the component {name} (model_index.json); name a complete {pipeline}")
-        if not any((directory / name / config).is_file() for config in _CONFIGS):
+        if not any(is_file(directory / name / config) for config in _CONFIGS):
             raise ConfigError(f"lacks the component {name} ({directory / name} has no config); download it completely")
 
 
 def require_weights(directory: Path) -> None:
     """Raises ConfigError unless all weight files of a component are there, and whole."""
     for path in weight_files(directory):
-        if not path.is_file():
+        if not is_file(path):
             raise ConfigError(f"lacks the weights {path}; download them, or look at the run with --dry-run")
-        for _ in _sizes(path):
-            pass
+        _sizes(path)
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -71,7 +97,7 @@ def weight_files(directory: Path) -> list[Path]:
     diffusers' components and transformers' encoders call them differently.
     """
     for name in (WEIGHTS, ENCODER_WEIGHTS):
-        if (index := directory / f"{name}.index.json").is_file():
+        if is_file(index := directory / f"{name}.index.json"):
             return [directory / file for file in weight_names(index)]
     return [directory / (ENCODER_WEIGHTS if directory.name.startswith("text_encoder") else WEIGHTS)]
 
@@ -89,34 +115,38 @@ def weight_names(index: Path) -> list[str]:
 
 def _require_inside(name: str, document: Path) -> None:
     if name in ("", ".", "..") or "/" in name or "\\" in name:
-        raise ConfigError(f"{document} names {name!r}, which is not beside it; it is not read")
+        raise ConfigError(f"{document} names {shown(name)}, which is not beside it; it is not read")
 
 
 def safetensors_parameters(directory: Path) -> int | None:
     """Number of parameters of a component, from the headers of its files; None where they are not all there."""
     files = weight_files(directory)
-    if not all(path.is_file() for path in files):
+    if not all(map(is_file, files)):
         return None
     return sum(size for path in files for name, size in _sizes(path) if name not in NOT_PARAMETERS)
 
 
-def _sizes(path: Path) -> Iterator[tuple[str, int]]:
+def _sizes(path: Path) -> list[tuple[str, int]]:
     """(name, number of elements) of each tensor. A file starts with the length of its JSON header: u64, little end."""
     damaged = ConfigError(f"{path} is no safetensors file, or not all of it; download it again")
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= _LARGEST_HEADER:
-            raise damaged
-        try:
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if not 2 <= length <= _LARGEST_HEADER:
+                raise damaged
             header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            found = [(name, math.prod(entry["shape"]), entry["data_offsets"][1]) for name, entry in header.items()]
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
-            raise damaged from error
-    if not found or path.stat().st_size != 8 + length + max(end for _, _, end in found):
+            size = path.stat().st_size
+        header.pop("__metadata__", None)
+        found = [(name, math.prod(map(int, entry["shape"]))) for name, entry in header.items()]
+        end = 8 + length + max(int(entry["data_offsets"][1]) for entry in header.values())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise damaged from error
+    if size != end:
         raise damaged
-    yield from ((name, number) for name, number, _ in found)
+    return found
 
 
 def encoder_fingerprint(components: Iterable[str], directory: Path) -> str:

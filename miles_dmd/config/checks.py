@@ -6,9 +6,11 @@ from pathlib import Path
 
 from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
-from miles_dmd.config.checkpoints import require_pipeline, require_weights
 from miles_dmd.config.flags import flag_name
 from miles_dmd.config.metric_names import metric_names
+from miles_dmd.config.networks import check_pipeline, require_alike
+from miles_dmd.config.overrides import check_read, check_run_wide
+from miles_dmd.config.places import check_device, check_places
 from miles_dmd.config.presets import shipped
 from miles_dmd.config.resume import open_resume
 from miles_dmd.config.runs import check_save
@@ -22,16 +24,19 @@ from miles_dmd.registry import nearest
 def check_args(args: Args) -> None:
     """Raises ConfigError, one line, for the first rule that is broken. Writes nothing, imports no torch."""
     for rule in RULES:
-        rule(args)
+        try:
+            rule(args)
+        except OSError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}; it is in the way of the run") from error
 
 
 def check_required(args: Args) -> None:
     missing = [flag_name(name) for name in ("hf_checkpoint", "prompt_data") if getattr(args, name) is None]
     if missing:
-        preset = f"--config {shipped()[0]}" if shipped() else "--config PRESET"
+        preset = "" if args.config or not shipped() else f"; or start from a preset: --config {shipped()[0]}"
         raise ConfigError(
             f"--loss-type {args.loss_type} needs {' and '.join(missing)} (a pipeline directory to start from, a file "
-            f"of prompts); or start from a preset: {preset}"
+            f"of prompts){preset}"
         )
 
 
@@ -100,33 +105,38 @@ def check_local(args: Args) -> None:
 
 
 def check_checkpoints(args: Args) -> None:
-    for role, own in _trainers(args):
+    first: tuple[str, Path] | None = None
+    for flag, path, own in _checkpoints(args):
         family = registry.load("models", own.model_family)
-        for argument in dict.fromkeys(registry.load("roles", role).checkpoints.values()):
-            path = getattr(own, argument)
-            flag = _flag(args, role, _source(own, argument))
-            try:
-                require_pipeline(Path(path), family.pipeline, family.components)
-                if not args.dry_run:
-                    for component in family.components:
-                        if component == family.network_component or component.startswith(("text_encoder", "vae")):
-                            require_weights(Path(path) / component)
-            except ConfigError as error:
-                raise ConfigError(f"{flag} {path}: {error}") from error
+        try:
+            check_pipeline(path, family, weights=not args.dry_run)
+            first = first or (flag, path)
+            require_alike(family, path, *first)
+        except ConfigError as error:
+            raise ConfigError(f"{flag} {path}: {error}") from error
+        except OSError as error:
+            raise ConfigError(f"{flag} {path}: {error.filename} cannot be read ({error.strerror})") from error
 
 
 def check_pixels(args: Args) -> None:
-    family, checkpoint = registry.load("models", args.model_family), Path(args.hf_checkpoint or "")
-    step = family.pixel_multiple(checkpoint)
-    longest = family.max_pixels(checkpoint)
-    for flag, pixels in (("--height", args.height), ("--width", args.width)):
-        if pixels is not None and pixels % step:
-            closest = max(round(pixels / step), 1) * step
-            raise ConfigError(
-                f"{flag} {pixels} must be a multiple of {step} for {checkpoint}; the nearest is {closest}"
-            )
-        if pixels is not None and pixels > longest:
-            raise ConfigError(f"{flag} {pixels} is more than {checkpoint} has positions for; at most {longest}")
+    family = registry.load("models", args.model_family)
+    sides = zip(
+        ("--height", "--width"),
+        (args.height, args.width),
+        family.default_pixels(Path(args.hf_checkpoint or "")),
+        strict=True,
+    )
+    for flag, asked, default in sides:
+        pixels = asked or default
+        for _, checkpoint, _ in _checkpoints(args):
+            step, longest = family.pixel_multiple(checkpoint), family.max_pixels(checkpoint)
+            if pixels % step:
+                nearest = max(round(pixels / step), 1) * step
+                raise ConfigError(
+                    f"{flag} {pixels} must be a multiple of {step} for {checkpoint}; the nearest is {nearest}"
+                )
+            if pixels > longest:
+                raise ConfigError(f"{flag} {pixels} is more than {checkpoint} has positions for; at most {longest}")
 
 
 def check_trackers(args: Args) -> None:
@@ -157,23 +167,6 @@ def check_load(args: Args) -> None:
     open_resume(args)
 
 
-RUN_WIDE = {
-    "save": "a run has one directory for all its trainers",
-    "max_sequence_length": "prompts are encoded once for all trainers",
-    "teacher_checkpoint": "a run has one teacher",
-}
-"""Arguments that a trainer may not have of its own, though its group of arguments may."""
-
-
-def check_run_wide(args: Args) -> None:
-    options = dict.fromkeys(registry.load("losses", args.loss_type).run_wide, "a run has one schedule and one teacher")
-    reasons = {**RUN_WIDE, **options}
-    for trainer in args.trainers:
-        for name in trainer.overrides.keys() & reasons.keys():
-            flag = flag_name(name, trainer.role)
-            raise ConfigError(f"{flag} {trainer.overrides[name]}: {reasons[name]}; pass {flag_name(name)}")
-
-
 def check_keep_best(args: Args) -> None:
     if args.keep_best is None:
         return
@@ -197,19 +190,22 @@ def check_keep_best(args: Args) -> None:
 RULES: tuple[Callable[[Args], None], ...] = (
     check_required,
     check_values,
+    check_run_wide,
     check_plugins,
     check_loss_options,
     check_plan,
+    check_read,
     check_one_step_a_phase,
     check_batch_divides,
     check_local,
+    check_places,
+    check_device,
     check_checkpoints,
     check_pixels,
     check_text_length,
     check_trackers,
     check_prompts,
     check_engine_options,
-    check_run_wide,
     check_load,
     check_save,
     check_keep_best,
@@ -219,6 +215,13 @@ RULES: tuple[Callable[[Args], None], ...] = (
 
 def _trainers(args: Args) -> Iterator[tuple[str, Args]]:
     return ((trainer.role, compute_trainer_args(args, trainer)) for trainer in compute_trainer_configs(args))
+
+
+def _checkpoints(args: Args) -> Iterator[tuple[str, Path, Args]]:
+    """(flag, directory, arguments of the trainer) of every network that some trainer starts from."""
+    for role, own in _trainers(args):
+        for argument in dict.fromkeys(registry.load("roles", role).checkpoints.values()):
+            yield _flag(args, role, _source(own, argument)), Path(getattr(own, argument)), own
 
 
 def _flag(args: Args, role: str, argument: str) -> str:

@@ -8,13 +8,14 @@ from typing import Any, NoReturn
 from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
+from miles_dmd.config.elsewhere import nearest_flag
 from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, flag_name, flags_of, per_trainer
 from miles_dmd.config.nested import NOTHING, check_nested
 from miles_dmd.config.presets import Preset, read_preset
 from miles_dmd.config.trainers import TrainerConfig
 from miles_dmd.config.values import ANY, from_text, kinds
 from miles_dmd.errors import ConfigError
-from miles_dmd.registry import nearest
+from miles_dmd.shown import shown
 
 PROGRAM = "train_diffusion.py"
 DESCRIPTION = "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets]."
@@ -63,18 +64,42 @@ def parser_of(flags: Mapping[str, Flag]) -> argparse.ArgumentParser:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        cure = "; a value that starts with a dash is written --flag=VALUE" if "expected" in message else ""
+        cures = {
+            "expected": "a value that starts with a dash is written --flag=VALUE",
+            "ignored explicit": "it takes no value",
+        }
+        cure = "".join(f"; {cure}" for part, cure in cures.items() if part in message)
         raise ConfigError(message.removeprefix("argument ") + cure)
+
+
+class _Once(argparse.Action):
+    """A value, given once: of two, one would be dropped without a word."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if hasattr(namespace, self.dest):
+            raise ConfigError(f"{_written(option_string, values)}: {self.dest} is there already; give it once")
+        setattr(namespace, self.dest, values)
+
+
+class _SwitchedOnce(argparse.BooleanOptionalAction):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if hasattr(namespace, self.dest):
+            raise ConfigError(f"{option_string}: {self.dest} is there already, switched on or off; give one of the two")
+        super().__call__(parser, namespace, values, option_string)
+
+
+def _written(name: str | None, values: Any) -> str:
+    return " ".join(map(str, [name, *([values] if isinstance(values, str) else values)]))
 
 
 def _add(group: Any, flag: Flag) -> None:
     shown = f" [{flag.shown_default}]" if flag.shown_default else ""
     words = (flag.words + shown).replace("%", "%%")
     if flag.kind.type is bool:
-        group.add_argument(flag.name, dest=flag.name, action=argparse.BooleanOptionalAction, help=words)
+        group.add_argument(flag.name, dest=flag.name, action=_SwitchedOnce, help=words)
     else:
         nargs = "+" if flag.kind.length == ANY else flag.kind.length
-        group.add_argument(flag.name, dest=flag.name, metavar=flag.metavar, nargs=nargs, help=words)
+        group.add_argument(flag.name, dest=flag.name, action=_Once, metavar=flag.metavar, nargs=nargs, help=words)
 
 
 def _peek(words: Sequence[str], name: str) -> str | None:
@@ -87,9 +112,10 @@ def _peek(words: Sequence[str], name: str) -> str | None:
 
 def _plugin_name(words: Sequence[str], preset: Preset, argument: str, default: str) -> str:
     """Which plug-in is asked for, before it is known which flags it brings."""
-    name = _peek(words, flag_name(argument)) or preset.args.get(argument, default)
+    name = _peek(words, flag_name(argument))
+    name = preset.args.get(argument, default) if name is None else name
     if not isinstance(name, str):
-        raise ConfigError(f"{preset.path}: args.{argument} {name!r} must be text")
+        raise ConfigError(f"{preset.path}: args.{argument} {shown(name)} must be text")
     return name
 
 
@@ -139,20 +165,22 @@ def _unknown(rest: Sequence[str], flags: Mapping[str, Flag], loss_name: str, rol
     """What to say of words that no flag takes."""
     at = next((index for index, word in enumerate(rest) if word.startswith("-")), None)
     if at is None:
-        return ConfigError(f"{rest[0]!r} belongs to no flag; a yes-or-no flag takes no value (--local, --no-local)")
+        return ConfigError(
+            f"{shown(rest[0])} belongs to no flag; a yes-or-no flag takes no value (--local, --no-local)"
+        )
     name, equals, value = rest[at].partition("=")
     if not equals and at + 1 < len(rest) and not rest[at + 1].startswith("-"):
         value = rest[at + 1]
-    shown = f"{name} {value}".rstrip()
+    asked = f"{name} {value}".rstrip()
     if (role := _absent_group(name, roles)) is not None:
-        return ConfigError(f"{shown}: loss type {loss_name!r} has no group {role!r}; its groups are {', '.join(roles)}")
+        return ConfigError(f"{asked}: loss type {loss_name!r} has no group {role!r}; its groups are {', '.join(roles)}")
     if owners := _owners(name, loss_name):
-        return ConfigError(f"{shown} is a flag of loss type {' and '.join(owners)}, and not of {loss_name!r}")
+        return ConfigError(f"{asked} is a flag of loss type {' and '.join(owners)}, and not of {loss_name!r}")
     if owners := _owners(name, "", "engines"):
         return ConfigError(
-            f"{shown} is a flag of --rollout-engine {' and '.join(owners)}; choose that engine, or drop it"
+            f"{asked} is a flag of --rollout-engine {' and '.join(owners)}; choose that engine, or drop it"
         )
-    return ConfigError(f"{shown}: there is no such flag{nearest(name, flags)}; --help lists them")
+    return ConfigError(f"{asked}: there is no such flag{nearest_flag(name, flags)}; --help lists them")
 
 
 def _absent_group(name: str, roles: tuple[str, ...]) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan import TRAINER_TYPES, DistillationPlan
 from miles_dmd.registry import nearest
+from miles_dmd.shown import shown
 
 DEFAULT_RECIPE = "dmd2"
 KEYS = ("algorithm", "actor_rollout_ref", "distillation")
@@ -81,7 +82,7 @@ def translate(document: Mapping[str, Any], where: str) -> Nested:
             overrides.setdefault(role, {})[argument] = settings[name]
     enabled = block.get("enabled")
     if not isinstance(enabled, bool | None):
-        raise ConfigError(f"{where}: distillation.enabled {enabled!r} must be true or false")
+        raise ConfigError(f"{where}: distillation.enabled {shown(enabled)} must be true or false")
     return Nested(args, overrides, capability, bool(enabled), settings.get("recipe"), where)
 
 
@@ -112,18 +113,18 @@ def mapping(value: Any, where: str, known: Sequence[str] | None = None) -> Mappi
         raise ConfigError(f"{where} must hold names and values (name: value), not {type(value).__name__}")
     for key in value:
         if not isinstance(key, str):
-            raise ConfigError(f"{where}: key {key!r} must be a name")
+            raise ConfigError(f"{where}: key {shown(key)} must be a name")
         if known is not None and key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}; there are {', '.join(known)}{nearest(key, known)}")
+            raise ConfigError(f"{where}: unknown key {shown(key)}; there are {', '.join(known)}{nearest(key, known)}")
     return value
 
 
 def _capability(trainer_type: Any, where: str) -> str | None:
     if trainer_type is None:
         return None
-    if trainer_type not in TRAINER_TYPES:
+    if not isinstance(trainer_type, str) or trainer_type not in TRAINER_TYPES:
         raise ConfigError(
-            f"{where}: algorithm.trainer_type {trainer_type!r} is not among {', '.join(TRAINER_TYPES)}; "
+            f"{where}: algorithm.trainer_type {shown(trainer_type)} is not among {', '.join(TRAINER_TYPES)}; "
             "leave it out, and the loss type decides"
         )
     return TRAINER_TYPES[trainer_type]
@@ -141,7 +142,7 @@ def _settings(block: Any, where: str) -> dict[str, Any]:
     settings = {name: value for name, value in given.items() if value is not None}
     for name in settings.keys() & ONLY.keys():
         if settings[name] != ONLY[name]:
-            raise ConfigError(f"{where}.{name} {settings[name]!r} cannot run here; there is {ONLY[name]!r}")
+            raise ConfigError(f"{where}.{name} {shown(settings[name])} cannot run here; there is {ONLY[name]!r}")
     if "rollout_strategy" in settings:
         settings["rollout_strategy"] = _solver(settings["rollout_strategy"], where)
     return settings
@@ -150,7 +151,7 @@ def _settings(block: Any, where: str) -> dict[str, Any]:
 def _solver(value: Any, where: str) -> str:
     if not isinstance(value, str) or value not in SOLVERS:
         raise ConfigError(
-            f"{where}.rollout_strategy {value!r} cannot run here; there are {', '.join(SOLVERS)}"
+            f"{where}.rollout_strategy {shown(value)} cannot run here; there are {', '.join(SOLVERS)}"
             f"{nearest(str(value), SOLVERS)}"
         )
     return SOLVERS[value]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from miles_dmd import registry
 from miles_dmd.config.values import checked, kinds
 from miles_dmd.errors import ConfigError
+from miles_dmd.shown import shown
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
@@ -23,6 +24,15 @@ class TrainerConfig:
 
     role: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.role, str):
+            raise ConfigError(f"TrainerConfig: role {shown(self.role)} must be text, such as 'critic'")
+        if not isinstance(self.overrides, Mapping) or not all(isinstance(name, str) for name in self.overrides):
+            raise ConfigError(
+                f"TrainerConfig({shown(self.role)}): overrides {shown(self.overrides)} must map names of arguments to "
+                "values, as in {'lr': 4e-6}"
+            )
 
 
 def compute_trainer_configs(args: "Args | Namespace") -> list[TrainerConfig]:
@@ -40,15 +50,28 @@ def compute_trainer_configs(args: "Args | Namespace") -> list[TrainerConfig]:
     return [TrainerConfig(role, overrides.get(role, {})) for role in roles]
 
 
+def named_trainers(trainers: Any) -> tuple[TrainerConfig, ...]:
+    """Raises ConfigError for anything but trainers, and for a role that is named twice."""
+    if not isinstance(trainers, (list, tuple)) or not all(isinstance(trainer, TrainerConfig) for trainer in trainers):
+        raise ConfigError(f"trainers {shown(trainers)} must be a list of TrainerConfig(role, overrides)")
+    roles = [trainer.role for trainer in trainers]
+    if twice := [role for role in roles if roles.count(role) > 1]:
+        raise ConfigError(f"trainers names {shown(twice[0])} twice; put its overrides together")
+    return tuple(trainers)
+
+
 def compute_trainer_args(args: "AnyArgs", trainer: TrainerConfig) -> "AnyArgs":
     """A deep copy of ``args`` with the trainer's overrides; ``args`` itself is left as it is.
 
     What follows from other arguments is a property, so it follows an override too. Raises ConfigError for an unknown
     name, and, for ``Args``, for a value of the wrong kind.
     """
+    if not isinstance(trainer, TrainerConfig):
+        raise ConfigError(f"trainer {shown(trainer)} must be a TrainerConfig(role, overrides)")
     own = copy.deepcopy(args)
     overrides = copy.deepcopy(dict(trainer.overrides))
     if dataclasses.is_dataclass(own):
+        require_role(trainer.role, registry.load("losses", args.loss_type).roles, args.loss_type, "trainer")
         return _replaced(own, overrides, f"trainer {trainer.role!r}") if overrides else own
     for name in overrides:
         _require_known(name, vars(own), f"trainer {trainer.role!r}")

@@ -5,6 +5,7 @@ Arguments declare it in their type: ``num_rollout: Count``, ``lr: Positive``, ``
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from miles_dmd.errors import ConfigError
+from miles_dmd.inputs import unsound
 from miles_dmd.registry import nearest
+from miles_dmd.shown import shown
+
+LARGEST = 10**9
+"""What counts and amounts are bounded by where nothing else bounds them: nothing here needs more, and a clock, an index
+or a thread pool that is given more fails later and says less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +36,13 @@ class Range:
         return above and (value < self.high if self.open_high else value <= self.high)
 
     def __str__(self) -> str:
-        if self.high == math.inf:
+        if self.high >= LARGEST:
             return f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
-        return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}{')' if self.open_high else ']'}"
+        return f"in {'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
+
+    def missed_by(self, value: float) -> str:
+        """What to say of a value that is not within: the high bound is no news where it is only for order's sake."""
+        return f"at most {self.high:,}" if self.high >= LARGEST and value > self.high else str(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +50,17 @@ class InputPath:
     """Marks a path that is read: one in a preset is also looked for beside that preset."""
 
 
-Count = Annotated[int, Range(1)]
-Natural = Annotated[int, Range(0)]
-Positive = Annotated[float, Range(0, open_low=True)]
-NonNegative = Annotated[float, Range(0)]
+Count = Annotated[int, Range(1, LARGEST)]
+Natural = Annotated[int, Range(0, LARGEST)]
+Positive = Annotated[float, Range(0, LARGEST, open_low=True)]
+NonNegative = Annotated[float, Range(0, LARGEST)]
+Batch = Annotated[int, Range(1, 2**20)]
+"""Samples: each has a row of its own in several tables before anything is drawn."""
+Ranks = Annotated[int, Range(1, 2**16)]
+Threads = Annotated[int, Range(1, 4096)]
+Repeats = Annotated[int, Range(1, 1000)]
+"""Of a phase in one cycle, whose batches are all sampled at once."""
+Seed = Annotated[int, Range(0, 2**63 - 1)]
 Decay = Annotated[float, Range(0, 1, open_high=True)]
 Shift = Annotated[float, Range(1, 1000)]
 Steps = Annotated[int, Range(1, 1000)]
@@ -51,6 +69,8 @@ ReadPath = Annotated[str, InputPath()]
 
 
 ANY = -1
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
+"""As people write numbers; Python's 1_000 and digits of other scripts are typing errors here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +87,19 @@ class Kind:
 
     def __str__(self) -> str:
         """What a value must be, in words."""
+        return self._words(self.bounds)
+
+    def in_words(self, value: float) -> str:
+        """The same, to somebody who gave a ``value`` out of bounds."""
+        return self._words(self.bounds and self.bounds.missed_by(value))
+
+    def _words(self, bounds: object) -> str:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         one = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}[self.type]
         number = "a list of" if self.length == ANY else self.length
         many = one if self.length is None else f"{number} values, each {one}"
-        return many if self.bounds is None else f"{many}, {self.bounds}"
+        return f"{many}, {bounds}" if bounds else many
 
 
 def kind_of(hint: Any) -> Kind:
@@ -97,6 +124,10 @@ def kind_of(hint: Any) -> Kind:
         first, *others = typing.get_args(hint)
         item, length = kind_of(first), ANY if Ellipsis in others else 1 + len(others)
         return Kind(item.type, optional, item.choices, item.bounds, length)
+    if hint not in (int, float, bool, str):
+        raise ConfigError(
+            f"an argument of type {shown(hint)} cannot be a flag: int, float, bool, str, a Literal, a tuple"
+        )
     return Kind(hint, optional, (), bounds, None, is_input)
 
 
@@ -124,16 +155,18 @@ def checked(kind: Kind, value: Any, name: str) -> Any:
     if kind.length is None:
         return _one(kind, value, name)
     if not isinstance(value, (list, tuple)) or kind.length not in (ANY, len(value)):
-        raise ConfigError(f"{name} {_shown(value)} must be {kind}")
+        raise ConfigError(f"{name} {shown(value)} must be {kind}")
     return tuple(_one(kind, item, name) for item in value)
 
 
 def _one_from_text(kind: Kind, text: str, name: str) -> Any:
     if kind.type is str:
         return text
+    if not _NUMBER.fullmatch(text):
+        raise _refusal(kind, text, name)
     try:
         return kind.type(text)
-    except ValueError as error:
+    except ValueError as error:  # 1.5 is no int, nor are 5000 digits to Python
         raise _refusal(kind, text, name) from error
 
 
@@ -144,16 +177,22 @@ def _one(kind: Kind, value: Any, name: str) -> Any:
     if not is_of_type or (kind.type is float and not math.isfinite(value)):
         raise _refusal(kind, value, name)
     if kind.choices and value not in kind.choices:
-        raise ConfigError(f"{name} {value!r} must be {kind}{nearest(value, kind.choices)}")
+        raise ConfigError(f"{name} {shown(value)} must be {kind}{nearest(value, kind.choices)}")
     if kind.bounds is not None and value not in kind.bounds:
-        raise ConfigError(f"{name} {value} must be {kind}")
+        raise ConfigError(f"{name} {shown(value)} must be {kind.in_words(value)}")
+    if kind.type is str and (why := unsound(value)):
+        raise ConfigError(f"{name} {shown(value)} {why}; write it as UTF-8")
+    if kind.type is str and not value and (kind.optional or kind.is_input_path):
+        raise ConfigError(f"{name} '' names nothing; give it a value, or leave it out")
     return value
 
 
 def _number(value: Any) -> Any:
     """As a float where it is one, written as a number or as text; else as it is. True and False are no numbers."""
+    if isinstance(value, bool) or (isinstance(value, str) and not _NUMBER.fullmatch(value)):
+        return value
     try:
-        return value if isinstance(value, bool) else float(value)
+        return float(value)
     except (TypeError, ValueError, OverflowError):
         return value
 
@@ -161,14 +200,8 @@ def _number(value: Any) -> Any:
 def _refusal(kind: Kind, value: Any, name: str) -> ConfigError:
     number = _number(value)
     cure = ""
-    if kind.type is int and isinstance(number, float) and number.is_integer():
+    if kind.type is int and isinstance(number, float) and number.is_integer() and abs(number) <= LARGEST:
         cure = f"; write {int(number)}"
     if kind.type is str:
         cure = "; put it in quotes"
-    return ConfigError(f"{name} {_shown(value)} must be {kind}{cure}")
-
-
-def _shown(value: Any) -> str:
-    """On one line, whatever it is, and short."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return ConfigError(f"{name} {shown(value)} must be {kind}{cure}")

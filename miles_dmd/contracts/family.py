@@ -29,6 +29,13 @@ class ModelFamily:
     """The folder of the network that is distilled."""
     shard_blocks: tuple[str, ...]
     """Class names of the blocks that FSDP shards one by one."""
+    check: Callable[[Path], None]
+    """Raises ConfigError, ``FILE: what is wrong; cure``, for a pipeline directory whose JSON files have a value of
+    another type, or do not fit each other."""
+    shared: Callable[[Path], Mapping[str, Any]]
+    """What every network of a run must have alike with the others: latents and text. By name, for messages."""
+    scheduler_shift: Callable[[Path], float]
+    """Timestep shift that a pipeline directory itself samples with."""
     count_parameters: Callable[[Mapping[str, Any]], int]
     """Exact number of the network's parameters, from its config.json."""
     pixel_multiple: Callable[[Path], int]

@@ -65,6 +65,8 @@ class LossType:
     """logical role -> names in its objective's LossOutput.metrics, beside ``loss``. --keep-best takes those only."""
     run_wide: frozenset[str] = frozenset()
     """Options that the plan or the export reads: no trainer can have one of its own."""
+    readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """option -> the groups that read it, for those that not every group reads."""
     teacher_sampling: Callable[[Any], Mapping[str, Any]] = lambda args: {}
     """num_inference_steps and guidance_scale at which the teacher is what the student learns to be."""
     check: Callable[[Any], None] = lambda args: None

@@ -49,12 +49,20 @@ def configuration_only(tmp_path: Path) -> Path:
     files = {
         "model_index.json": index,
         "transformer/config.json": dict(SD35_MEDIUM),
-        "vae/config.json": {"block_out_channels": [128, 256, 512, 512]},
-        "scheduler/scheduler_config.json": {"shift": 3.0},
+        "vae/config.json": {
+            "_class_name": "AutoencoderKL",
+            "block_out_channels": [128, 256, 512, 512],
+            "latent_channels": 16,
+            "scaling_factor": 1.5305,
+            "shift_factor": 0.0609,
+        },
+        "scheduler/scheduler_config.json": {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0},
         "tokenizer/tokenizer_config.json": {"model_max_length": 77},
         "tokenizer_2/tokenizer_config.json": {"model_max_length": 77},
         "tokenizer_3/tokenizer_config.json": {"model_max_length": 512},
-        **{f"text_encoder{n}/config.json": {} for n in NUMBERS},
+        "text_encoder/config.json": {"projection_dim": 768},
+        "text_encoder_2/config.json": {"projection_dim": 1280},
+        "text_encoder_3/config.json": {"d_model": 4096},
     }
     for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)

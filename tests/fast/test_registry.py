@@ -8,6 +8,8 @@ import pytest
 from miles_dmd import registry
 from miles_dmd.errors import NotFound
 
+DECLARED = "from miles_dmd.contracts.loss import LossType\nloss_type = LossType("
+
 
 def test_a_plug_in_is_a_file_or_package_of_its_wing():
     names = registry.names("losses")
@@ -59,12 +61,35 @@ def test_a_name_that_stands_for_nothing_is_refused_in_one_line(wing, name, parts
     assert "\n" not in str(refused.value)
 
 
-def test_a_plug_in_whose_own_import_is_missing_is_not_called_absent(tmp_path, monkeypatch):
-    (tmp_path / "broken_lab.py").write_text("import no_such_dependency")
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("import no_such_dependency", ["cannot be imported", "No module named 'no_such_dependency'"]),
+        ("raise RuntimeError('no licence')", ["cannot be imported", "RuntimeError: no licence"]),
+        ("def (", ["cannot be imported", "SyntaxError", "line 1"]),
+        ("import sys; sys.exit(3)", ["cannot be imported", "SystemExit: 3"]),
+        ("loss_type = 3", ["loss_type of broken.lab is 3, not a LossType"]),
+        (f"{DECLARED}options=dict, roles=(), plan=str, objectives={{}})", ["options", "dict", "frozen dataclass"]),
+        ("", ["defines no 'loss_type'"]),
+    ],
+)
+def test_a_plug_in_that_is_broken_is_refused_in_one_line(tmp_path, monkeypatch, source, parts):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "lab.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    monkeypatch.delitem(sys.modules, "broken.lab", raising=False)
 
-    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
-        registry._import("broken_lab", "x")
+    with pytest.raises(NotFound) as refused:
+        registry.load("losses", "broken.lab")
+
+    assert all(part in str(refused.value) for part in ["--loss-type broken.lab", *parts]), str(refused.value)
+
+
+@pytest.mark.parametrize("name", [3, None, ["dmd2"], "", "x" * 300, "a\0b", "dmd2\n"])
+def test_a_name_that_can_be_none_is_refused(name):
+    with pytest.raises(NotFound, match=r"--loss-type .*dmd2"):
+        registry.load("losses", name)
 
 
 def test_resolve_imports_what_a_dotted_name_means():

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from miles_dmd.config.checkpoints import WEIGHTS
-from miles_dmd.config.cli import parse_args
+from miles_dmd.config.cli import parse_args, parse_flags
 from miles_dmd.config.presets import shipped
+from miles_dmd.memory import _size
 from miles_dmd.plan import UpdateSchedule
 from miles_dmd.registry import load
 from miles_dmd.report import Run, batch_table, resolved_run
@@ -130,10 +131,29 @@ def test_every_shipped_preset_has_a_dry_run_on_configuration_files_alone(tables,
     assert any(line.startswith("warm-up 1 cycle") for line in sections["Schedule"])
 
 
-def test_memory_is_estimated_from_the_headers_of_weights(tables, configuration_only):
+def test_memory_is_estimated_from_the_headers_of_weights(asked, configuration_only):
     save_file({"x": torch.zeros(1000)}, configuration_only / "transformer" / WEIGHTS)
 
-    assert any(line.startswith("actor student 1,000 ") for line in tables()["Memory"])
+    text = resolved_run(parse_flags(asked))
+
+    assert any(line.split()[:3] == ["actor", "student", "1,000"] for line in text.splitlines())
+    assert "no weights yet" not in text
+
+
+def test_a_dry_run_says_which_weights_are_missing(tables, configuration_only):
+    assert f"{configuration_only} has no weights yet: counted from config.json" in tables()["Memory"][-1]
+
+
+def test_a_shift_that_is_not_the_pipelines_is_told(tables):
+    assert not any(line.startswith("warning") for line in tables()["Rollout"])
+    assert any("scheduler has shift 3; pass --shift 3" in line for line in tables("--shift", "5")["Rollout"])
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(0, "-"), (16384, "16.0 KiB"), (3 << 20, "3.0 MiB"), (5 << 30, "5.0 GiB")]
+)
+def test_sizes_are_shown_in_a_unit_that_leaves_a_number(amount, text):
+    assert _size(amount) == text
 
 
 def test_a_dry_run_answers_at_once_without_torch(asked, tmp_path):

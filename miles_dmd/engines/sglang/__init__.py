@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from miles_dmd import registry
 from miles_dmd.config.checkpoints import encoder_fingerprint
-from miles_dmd.config.values import Count, Positive
+from miles_dmd.config.values import Positive, Ranks, Threads
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
@@ -28,7 +28,7 @@ class Options:
     """Servers to attach to, such as http://127.0.0.1:30000; without any, the run starts its own."""
     sglang_python: str | None = None
     """Python of the environment that has sglang and our plugin, for servers that the run starts."""
-    num_sglang_servers: Count = 1
+    num_sglang_servers: Ranks = 1
     """Servers that the run starts."""
     sglang_host: Literal["loopback", "node"] = "loopback"
     """Where they listen: on loopback, or, for several nodes, on the address of the node that each is on."""
@@ -38,7 +38,7 @@ class Options:
     """Where their logs are kept; by default sglang/logs in --cache-dir."""
     sglang_start_timeout: Positive = 600.0
     """Seconds until a server that the run starts must answer."""
-    sglang_concurrency: Count = 2
+    sglang_concurrency: Threads = 2
     """Requests under way at one server."""
     sglang_timeout: Positive = 600.0
     """Seconds to wait for one answer."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from miles_dmd import registry
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.config.values import Count, Natural, Shift, Steps
+from miles_dmd.config.values import Natural, Repeats, Shift, Steps
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan import DistillationPlan, build_plan
@@ -18,7 +18,7 @@ from miles_dmd.plan import DistillationPlan, build_plan
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    fake_update_ratio: Count = 5
+    fake_update_ratio: Repeats = 5
     """Fake-score updates for every update of the student (DMD2's two time-scale rule: 5)."""
     fake_warmup_cycles: Natural = 0
     """Cycles before the first in which only the fake score trains. 1 in every preset: the fake score starts as the
@@ -107,7 +107,11 @@ loss_type = LossType(
             "critic_clean_std",
         )
     },
-    run_wide=frozenset({"fake_update_ratio", "fake_warmup_cycles", "teacher_num_inference_steps"}),
+    run_wide=frozenset({"fake_update_ratio", "fake_warmup_cycles", "teacher_num_inference_steps", "teacher_guidance"}),
+    readers={
+        **dict.fromkeys(("dm_sigma_min", "dm_sigma_max", "dm_shift", "fake_shift"), ("critic",)),
+        "normalizer_floor": ("actor",),
+    },
     teacher_sampling=teacher_sampling,
     check=check,
 )

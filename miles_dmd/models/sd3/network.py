@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from miles_dmd.contracts.samples import Cond
+from miles_dmd.models.sd3.configs import TRAIN_TIMESTEPS, transformer, vae
 
-TRAIN_TIMESTEPS = 1000
-"""What sigma = 1 is called by the network's time embedding."""
 DECODED_AT_ONCE = 4
 """Images: at 512 pixels the VAE's widest activation is 256 MiB for each of them."""
 
@@ -32,9 +30,8 @@ def velocity(network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor
 
 
 def latent_shape(checkpoint: Path, height: int, width: int) -> tuple[int, ...]:
-    channels = json.loads((checkpoint / "transformer" / "config.json").read_text())["in_channels"]
-    factor = 2 ** (len(json.loads((checkpoint / "vae" / "config.json").read_text())["block_out_channels"]) - 1)
-    return channels, height // factor, width // factor
+    factor = vae(checkpoint).factor
+    return transformer(checkpoint).in_channels, height // factor, width // factor
 
 
 @torch.no_grad()
@@ -69,15 +66,15 @@ def open_decoder(checkpoint: Path, device: torch.device) -> Callable[[Tensor], T
     from diffusers import AutoencoderKL
 
     # safetensors only: from_pretrained would fall back to a pickle, and reading one runs what it says
-    vae = AutoencoderKL.from_pretrained(
+    autoencoder = AutoencoderKL.from_pretrained(
         str(checkpoint), subfolder="vae", local_files_only=True, use_safetensors=True
     ).eval()
 
     @torch.no_grad()
     def decode(latents: Tensor) -> Tensor:
-        vae.to(device)  # only while it decodes: trainers share the device
-        images = torch.cat([_decoded(vae, part.to(device)).cpu() for part in latents.split(DECODED_AT_ONCE)])
-        vae.to("cpu")
+        autoencoder.to(device)  # only while it decodes: trainers share the device
+        images = torch.cat([_decoded(autoencoder, part.to(device)).cpu() for part in latents.split(DECODED_AT_ONCE)])
+        autoencoder.to("cpu")
         return ((images / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
     return decode

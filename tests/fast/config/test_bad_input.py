@@ -1,5 +1,6 @@
 """Does each way to ask for what cannot be end in one line, exit code 2, and nothing written?"""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+ODD = ("\x1b[31mred", "two\nlines", "\u202egnitirw", "\udcff")
+"""What a terminal would obey, or cannot show."""
 
 
 @pytest.fixture
-def run(tmp_path, asked, capsys, monkeypatch):
+def run(tmp_path, asked, latest, capsys, monkeypatch):
     """(exit code, lines on stderr, what was written) of the command line, in an empty directory."""
     from miles_dmd.run import main
 
@@ -20,8 +23,11 @@ def run(tmp_path, asked, capsys, monkeypatch):
     monkeypatch.chdir(work)
 
     def ask(*flags, whole=True):
-        code = main([*(asked if whole else []), *flags])
-        return code, capsys.readouterr().err.splitlines(), list(work.iterdir())
+        before = set(tmp_path.rglob("*"))
+        code = main(latest([*asked, *flags]) if whole else list(flags))
+        err = capsys.readouterr().err
+        assert err.removesuffix("\n").isprintable()
+        return code, err.splitlines(), sorted(set(tmp_path.rglob("*")) - before)
 
     return ask
 
@@ -31,23 +37,40 @@ def run(tmp_path, asked, capsys, monkeypatch):
     [
         (["--loss-tipe", "dmd2"], ["--loss-tipe dmd2", "did you mean --loss-type?"]),
         (["--critic-learning", "1"], ["--critic-learning 1", "--critic-"]),
+        (["--learning-rate", "1"], ["--learning-rate 1", "did you mean --lr?"]),
+        (["--critic-learning-rate", "1"], ["--critic-learning-rate 1", "did you mean --critic-lr?"]),
+        (["--batch_size", "1"], ["--batch_size 1", "did you mean --rollout-batch-size?"]),
+        (["--output-dir=x"], ["--output-dir x", "did you mean --save?"]),
         (["-lr", "1"], ["-lr 1", "did you mean --lr?"]),
         (["--rollout-batch", "8"], ["--rollout-batch 8", "did you mean --rollout-batch-size?"]),
+        (["--" + "x" * 100_000], ["--xxx", "no such flag", "--help lists them"]),
         (["--lr"], ["--lr", "expected one argument"]),
         (["--betas", "0.9"], ["--betas", "expected 2 arguments"]),
         (["--local", "yes"], ["'yes'", "--no-local"]),
-        (["--local=yes"], ["--local", "yes"]),
+        (["--local=yes"], ["--local", "yes", "it takes no value"]),
+        (["--help=1"], ["--help", "1", "it takes no value"]),
         (["stray"], ["'stray'"]),
         (["--teacher-lr", "1e-5"], ["--teacher-lr 1e-5", "'dmd2' has no group 'teacher'", "critic, actor"]),
         (["--config", "digitz"], ["--config 'digitz'", "digits", "did you mean digits?"]),
+        (["--config", ""], ["--config ''", "digits"]),
+        (["--config", "x" * 300], ["--config xxx", "File name too long", "YAML file"]),
         (["--loss-type", "dmd3"], ["--loss-type 'dmd3'", "dmd2"]),
+        (["--loss-type", ""], ["--loss-type ''", "dmd2"]),
         (["--loss-type", "no_lab.loss"], ["--loss-type no_lab.loss", "PYTHONPATH"]),
         (["--model-family", "sd9"], ["--model-family 'sd9'", "sd3"]),
+        (["--model-family", ""], ["--model-family ''", "sd3"]),
+        (["--critic-model-family", "sd9"], ["--critic-model-family sd9", "one family"]),
         (["--num-rollout", "0"], ["--num-rollout 0", "at least 1"]),
         (["--num-rollout", "-3"], ["--num-rollout -3", "at least 1"]),
         (["--num-rollout", "1.5"], ["--num-rollout '1.5'", "whole number"]),
         (["--num-rollout", "true"], ["--num-rollout 'true'", "whole number"]),
         (["--num-rollout", "1e3"], ["--num-rollout '1e3'", "write 1000"]),
+        (["--num-rollout", "9" * 40], ["--num-rollout 9999", "at most 1,000,000,000"]),
+        (["--num-rollout", "9" * 5000], ["--num-rollout '9999", "whole number"]),
+        (["--rollout-batch-size", "1000000000"], ["--rollout-batch-size 1000000000", "[1, 1048576]"]),
+        (["--cpu-threads", "9" * 40], ["--cpu-threads 9999", "[1, 4096]"]),
+        (["--seed", "9" * 40], ["--seed 9999", "at most"]),
+        (["--remote-timeout", "1e300"], ["--remote-timeout 1e+300", "at most"]),
         (["--fake-update-ratio", "0"], ["--fake-update-ratio", "0"]),
         (["--fake-update-ratio", "2.5"], ["--fake-update-ratio '2.5'"]),
         (["--lr", "-1e-5"], ["--lr -1e-05", "above 0"]),
@@ -58,9 +81,24 @@ def run(tmp_path, asked, capsys, monkeypatch):
         (["--device", "tpu"], ["--device 'tpu'", "auto, cpu, cuda"]),
         (["--rollout-batch-size", "33", "--num-trainer-ranks", "2"], ["--rollout-batch-size 33", "nearest", "32"]),
         (["--hf-checkpoint", "/no/such"], ["--hf-checkpoint /no/such", "no directory"]),
+        (["--hf-checkpoint", ""], ["--hf-checkpoint ''", "leave it out"]),
+        (["--hf-checkpoint", "x" * 300], ["--hf-checkpoint xxx", "File name too long"]),
+        (["--teacher-checkpoint", ""], ["--teacher-checkpoint ''", "leave it out"]),
         (["--prompt-data", "/no/such.txt"], ["--prompt-data /no/such.txt", "no such file"]),
-        (["--save", __file__], [f"--save {__file__}", "is a file"]),
+        (["--prompt-data", "x" * 300 + ".txt"], ["--prompt-data xxx", "File name too long"]),
+        (["--save", __file__], [f"--save {__file__}", "is no directory", "name a directory"]),
+        (["--save", ""], ["--save ''", "leave it out"]),
+        (["--save", "/dev/null"], ["--save /dev/null", "is no directory"]),
+        (["--save", "x" * 300], ["--save xxx", "File name too long"]),
+        (["--cache-dir", "/dev/null"], ["--cache-dir /dev/null", "is no directory"]),
+        (["--cache-dir", "/dev/null/deep"], ["--cache-dir /dev/null/deep", "/dev/null is no directory"]),
+        (["--cache-dir", ""], ["--cache-dir ''", "leave it out"]),
+        (["--cache-dir", "~nobody_of_that_name"], ["--cache-dir ~nobody_of_that_name", "name a directory"]),
+        (["--negative-prompt", "a\udcff"], ["--negative-prompt 'a\\udcff'", "UTF-8"]),
+        (["--critic-ema-decay", "0.9"], ["--critic-ema-decay 0.9", "no moving average", "drop it"]),
+        (["--critic-ema-start-step", "3"], ["--critic-ema-start-step 3", "no moving average"]),
     ],
+    ids=lambda value: " ".join(value)[:60] if value and value[0].startswith("-") else "",
 )
 def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_written(run, flags, parts):
     code, lines, written = run(*flags)
@@ -69,11 +107,55 @@ def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_written(run, flags
     assert all(part in lines[0] for part in parts), lines[0]
 
 
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--lr", "1", "--lr", "2"], ["--lr 2", "give it once"]),
+        (["--lr=1", "--lr=1"], ["--lr 1", "give it once"]),
+        (["--betas", "0", "0.9", "--betas", "0", "0.8"], ["--betas 0 0.8", "give it once"]),
+        (["--config", "digits", "--config", "sd35_medium_dmd2"], ["--config sd35_medium_dmd2", "give it once"]),
+        (["--local", "--no-local"], ["--no-local", "--local is there already", "give one of the two"]),
+        (["--critic-lr", "1", "--critic-lr", "2"], ["--critic-lr 2", "give it once"]),
+    ],
+)
+def test_a_flag_that_is_given_twice_is_refused(run, flags, parts):
+    code, lines, written = run(*flags, whole=False)
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert all(part in lines[0] for part in parts), lines[0]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+@pytest.mark.parametrize(
+    "flag", ["--lr", "--solver", "--prompt-data", "--hf-checkpoint", "--config", "--loss-type", "--odd"]
+)
+def test_whatever_is_echoed_is_printable_on_one_line(run, flag, odd):
+    code, lines, written = run(flag, odd)
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert flag in lines[0]
+
+
+def test_a_directory_may_be_called_as_one_likes_and_is_shown_printably(asked, capsys):
+    from miles_dmd.run import main
+
+    assert main([*asked, "--save", "".join(ODD[:3])]) == 0
+    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
+
+
 def test_a_loss_type_alone_is_told_what_it_needs(run):
     code, lines, written = run("--loss-type", "dmd2", whole=False)
 
     assert (code, len(lines), written) == (2, 1, [])
     assert all(part in lines[0] for part in ("--hf-checkpoint", "--prompt-data", "--config digits"))
+
+
+def test_who_named_a_preset_is_not_told_to_name_one(run):
+    code, lines, _ = run("--config", "sd35_medium_dmd2", whole=False)
+
+    assert (code, len(lines)) == (2, 1)
+    assert "--hf-checkpoint and --prompt-data" in lines[0]
+    assert "start from a preset" not in lines[0]
 
 
 def test_a_directory_that_holds_another_run_is_left_alone(run, tmp_path):
@@ -85,6 +167,193 @@ def test_a_directory_that_holds_another_run_is_left_alone(run, tmp_path):
     assert (code, len(lines), written) == (2, 1, [])
     assert all(part in lines[0] for part in (f"--save {tmp_path / 'old'}", "--overwrite", "--load"))
     assert (tmp_path / "old" / "metrics.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize("flag", ["--save", "--cache-dir", "--prompt-data", "--hf-checkpoint", "--config"])
+@pytest.mark.parametrize("target", ["loop.txt", "/dev/zero"])
+def test_a_link_in_a_circle_or_to_a_device_is_refused_at_once(run, tmp_path, flag, target):
+    (tmp_path / "loop.txt").symlink_to(target)
+
+    code, lines, written = run(flag, str(tmp_path / "loop.txt"))
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert f"{flag} {tmp_path / 'loop.txt'}" in lines[0]
+
+
+@pytest.mark.parametrize("flag", ["--prompt-data", "--config"])
+def test_a_pipe_is_not_waited_for(run, tmp_path, flag):
+    os.mkfifo(tmp_path / "pipe.txt")
+
+    code, lines, written = run(flag, str(tmp_path / "pipe.txt"))
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert f"{flag} {tmp_path / 'pipe.txt'}: is a pipe" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("p.jsonl", '{"prompt": "\\ud800"}', ["line 1", "UTF-8"]),
+        ("p.jsonl", '{"prompt": ' + "[" * 9999, ["line 1", "nested"]),
+        ("p.jsonl", '{"prompt": ' + "9" * 5000 + "}", ["line 1", "5000 digits"]),
+        ("p.jsonl", json.dumps({"prompt": ["x" * 10**6]}), ["line 1", "xxx...", "not a text"]),
+        ("p.jsonl", '{"prompt": "a", "prompt": "b"}', ["line 1", "'prompt' stands twice"]),
+        ("p.txt", "a\rb\r\0\r", ["line 3", "NUL"]),
+    ],
+    ids=range(6),
+)
+def test_a_prompt_file_that_holds_no_prompts_is_refused_with_its_line(run, tmp_path, name, content, parts):
+    path = tmp_path / name
+    path.write_text(content)
+
+    code, lines, written = run("--prompt-data", str(path))
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert len(lines[0]) < 1000
+    assert all(part in lines[0] for part in [f"--prompt-data {path}", *parts]), lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a: &a [x,x]\nargs: [*a, *a]", ["line 2", "aliases"]),
+        ("args: {lr: !!int abc}", ["line 1", "'abc'"]),
+        ("args: {lr: 2020-13-45}", ["line 1", "'2020-13-45'"]),
+        ("args: {seed: " + "9" * 5000 + "}", ["line 1", "no int"]),
+        ("args: " + "[" * 5000, ["line 1", "nested"]),
+        ("args: {lr: 1, lr: 2}", ["line 1", "'lr' stands twice"]),
+        ("algorithm: {trainer_type: [a]}", ["trainer_type ['a']", "distillation"]),
+        ("algorithm: {trainer_type: {a: b}}", ["trainer_type {'a': 'b'}"]),
+        ("distillation: {distribution_matching: {recipe: [a]}}", ["['a']"]),
+        ("distillation: {distribution_matching: {profile: [a]}}", ["profile ['a']"]),
+        ("actor_rollout_ref: {model: {path: [a]}}", ["hf_checkpoint ['a']"]),
+        ('args: {negative_prompt: "\\0"}', ["args.negative_prompt '\\x00'", "NUL"]),
+        ('args: {hf_checkpoint: "\\0"}', ["args.hf_checkpoint '\\x00'", "NUL"]),
+        ('args: {loss_type: "\\0"}', ["--loss-type '\\x00'"]),
+        ("args: {loss_type: [dmd2]}", ["loss_type ['dmd2'] must be text"]),
+        ("args: {lr: {a: {b: c}}}", ["args.lr {'a': {'b': 'c'}}", "finite number"]),
+        (f"args: {{? {'x' * 3000} : 1}}", ["args.xxx", "no argument"]),
+        ("trainers: [{role: actor, overrides: {dm_shift: 2}}]", ["--actor-dm-shift 2", "only the critic does"]),
+        (
+            "trainers: [{role: critic, overrides: {normalizer_floor: 2}}]",
+            ["--critic-normalizer-floor 2", "only the actor"],
+        ),
+        (
+            "trainers: [{role: critic, overrides: {teacher_guidance: 2}}]",
+            ["--critic-teacher-guidance 2", "one teacher"],
+        ),
+    ],
+    ids=lambda value: value[:60] if isinstance(value, str) else "",
+)
+def test_a_preset_that_makes_no_sense_is_refused(run, tmp_path, text, parts):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+
+    code, lines, written = run("--config", str(path))
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert all(part in lines[0] for part in parts), lines[0]
+
+
+CHANGES = [
+    ("transformer/config.json", "patch_size", "two"),
+    ("transformer/config.json", "patch_size", 0),
+    ("transformer/config.json", "pos_embed_max_size", None),
+    ("transformer/config.json", "qk_norm", "x"),
+    ("transformer/config.json", "qk_norm", []),
+    ("transformer/config.json", "num_layers", 10**12),
+    ("transformer/config.json", "num_layers", True),
+    ("transformer/config.json", "dual_attention_layers", "all"),
+    ("transformer/config.json", "_class_name", "FluxTransformer2DModel"),
+    ("transformer/config.json", "in_channels", 32),
+    ("transformer/config.json", "out_channels", 32),
+    ("transformer/config.json", "caption_projection_dim", 64),
+    ("transformer/config.json", "pooled_projection_dim", 1),
+    ("transformer/config.json", "joint_attention_dim", 1),
+    ("transformer/config.json", "sample_size", 10**5),
+    ("vae/config.json", "block_out_channels", 5),
+    ("vae/config.json", "block_out_channels", []),
+    ("vae/config.json", "block_out_channels", [1] * 5000),
+    ("vae/config.json", "scaling_factor", "1"),
+    ("vae/config.json", "shift_factor", None),
+    ("vae/config.json", "_class_name", "AsymmetricAutoencoderKL"),
+    ("scheduler/scheduler_config.json", "shift", "three"),
+    ("scheduler/scheduler_config.json", "num_train_timesteps", 100),
+    ("scheduler/scheduler_config.json", "_class_name", "DDIMScheduler"),
+    ("tokenizer_3/tokenizer_config.json", "model_max_length", None),
+    ("tokenizer_3/tokenizer_config.json", "model_max_length", "x"),
+    ("tokenizer/tokenizer_config.json", "model_max_length", None),
+    ("text_encoder_3/config.json", "d_model", "wide"),
+    ("model_index.json", "x" * 300, ["diffusers", "Class"]),
+]
+
+
+@pytest.mark.parametrize(("file", "name", "value"), CHANGES, ids=range(len(CHANGES)))
+def test_a_pipeline_whose_files_have_other_types_or_do_not_fit_is_refused(run, configuration_only, file, name, value):
+    path = configuration_only / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+
+    code, lines, written = run()
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert len(lines[0]) < 1500
+    assert all(part in lines[0] for part in ("--hf-checkpoint", str(configuration_only), name[:20])), lines[0]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "null", "[" * 9999, '{"a": ' * 99, '{"a": ' + "9" * 5000 + "}", "\0", "\ud800"]
+)
+@pytest.mark.parametrize(
+    "file",
+    ["model_index.json", "transformer/config.json", "vae/config.json", "scheduler/scheduler_config.json",
+     "tokenizer_3/tokenizer_config.json", "vae/diffusion_pytorch_model.safetensors.index.json"],
+)  # fmt: skip
+def test_a_pipelines_file_that_is_no_json_is_named(run, configuration_only, file, content):
+    (configuration_only / file).write_bytes(content.encode("utf-8", "surrogatepass"))
+
+    code, lines, written = run()
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert f"--hf-checkpoint {configuration_only}: {configuration_only / file}" in lines[0]
+
+
+@pytest.mark.parametrize("flag", ["--teacher-checkpoint", "--critic-hf-checkpoint", "--actor-hf-checkpoint"])
+def test_a_checkpoint_of_other_latents_or_text_is_refused_at_the_door(run, teacher, flag):
+    """The digits teacher has SD3.5's latents, and text of other widths."""
+    code, lines, written = run(flag, str(teacher))
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert str(teacher) in lines[0]
+    assert "--hf-checkpoint" in lines[0]
+    assert " are 1.00759, and those of " in lines[0] or " are 1.5305, and those of " in lines[0]
+
+
+def test_weights_of_another_network_are_refused_at_the_door(run, tmp_path, teacher):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(teacher, copy)
+    path = copy / "transformer" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_layers": 3}))
+
+    code, lines, written = run("--hf-checkpoint", str(copy))
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert all(part in lines[0] for part in (f"--hf-checkpoint {copy}", "have 320,960 parameters", "download both"))
+
+
+def test_a_device_that_is_not_there_is_refused_without_torch(tmp_path, flags):
+    words = [*flags("--device", "cuda", "--local"), "--save", str(tmp_path / "run")]
+    code = "import sys; from miles_dmd.run import main; c = main(); assert 'torch' not in sys.modules; sys.exit(c)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "--device cuda" in done.stderr
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,6 @@ def test_values_may_follow_an_equals_sign_and_start_with_a_dash():
     assert (args.negative_prompt, args.betas, args.lr) == ("--blurry", (0.0, 0.99), 1e-3)
 
 
-def test_the_last_of_two_equal_flags_counts():
-    assert parse_flags(["--lr", "1", "--lr", "2"]).lr == 2.0
-
-
 def test_help_is_shown_without_a_loss_type(capsys):
     with pytest.raises(SystemExit) as left:
         parse_args(["--help"])

@@ -108,3 +108,30 @@ def test_what_is_no_argument_cannot_be_overridden(name):
 def test_an_override_of_another_kind_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"trainer 'critic': {name}"):
         compute_trainer_args(Args(), TrainerConfig("critic", {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (lambda: Args(trainers={"critic": {"lr": 1}}), "must be a list of TrainerConfig"),
+        (lambda: Args(trainers=None), "trainers None must be a list"),
+        (lambda: Args(trainers=({"role": "critic"},)), "must be a list of TrainerConfig"),
+        (lambda: Args(trainers=(TrainerConfig("critic"), TrainerConfig("critic"))), "names 'critic' twice"),
+        (lambda: Args(loss_type=3), "--loss-type 3 must be text; there are dmd2"),
+        (lambda: Args(rollout_engine=None), "--rollout-engine None must be text"),
+        (lambda: Args(loss_options={"fake_update_ratio": 1}), "not a dict"),
+        (lambda: TrainerConfig(3), "role 3 must be text"),
+        (lambda: TrainerConfig("critic", None), "overrides None must map names"),
+        (lambda: TrainerConfig("critic", {1: 2}), r"overrides \{1: 2\} must map names"),
+        (lambda: compute_trainer_args(Args(), {"role": "critic"}), "must be a TrainerConfig"),
+        (lambda: compute_trainer_args(Namespace(lr=1), "critic"), "trainer 'critic' must be a TrainerConfig"),
+        (lambda: compute_trainer_args(Args(), TrainerConfig("ghost")), "no group 'ghost'"),
+    ],
+)
+def test_what_no_program_should_pass_is_refused_in_one_line(make, part):
+    with pytest.raises(ConfigError, match=part):
+        make()
+
+
+def test_trainers_may_come_in_a_list():
+    assert Args(trainers=[TrainerConfig("critic", {"lr": 1.0})]).trainers == (TrainerConfig("critic", {"lr": 1.0}),)

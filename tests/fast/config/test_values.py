@@ -4,7 +4,21 @@ from typing import Annotated, Literal
 
 import pytest
 
-from miles_dmd.config.values import Count, Decay, InputPath, Natural, Positive, Range, checked, from_text, kind_of
+from miles_dmd.config.values import (
+    LARGEST,
+    Batch,
+    Count,
+    Decay,
+    InputPath,
+    Natural,
+    Positive,
+    Range,
+    ReadPath,
+    Seed,
+    checked,
+    from_text,
+    kind_of,
+)
 from miles_dmd.errors import ConfigError
 
 SOLVER = Literal["renoise", "euler"]
@@ -22,7 +36,7 @@ SOLVER = Literal["renoise", "euler"]
         (tuple[Decay, Decay], ["0", ".999"], (0.0, 0.999)),
         (SOLVER, ["euler"], "euler"),
         (str, ["12"], "12"),
-        (str | None, [""], ""),
+        (str, [""], ""),
     ],
 )
 def test_text_becomes_a_value_of_the_kind(hint, texts, value):
@@ -41,7 +55,20 @@ def test_text_becomes_a_value_of_the_kind(hint, texts, value):
         (Count, ["True"], ["'True'", "whole number"]),
         (Count, ["1e3"], ["'1e3'", "write 1000"]),
         (Count, [""], ["''", "whole number"]),
+        (Count, ["9" * 40], ["--x 99999", "at most 1,000,000,000"]),
+        (Count, ["9" * 5000], ["--x '9999", "...", "whole number"]),
+        (Count, ["1e300"], ["'1e300'", "whole number, at least 1"]),
+        (Count, ["1_000"], ["'1_000'", "whole number"]),
+        (Count, ["\u0663"], ["'\u0663'", "whole number"]),
+        (Batch, ["1000000000"], ["--x 1000000000", "[1, 1048576]"]),
+        (Seed, [str(2**63)], ["at most 9,223,372,036,854,775,807"]),
         (Natural, ["-1"], ["at least 0"]),
+        (Positive, ["1e10"], ["at most 1,000,000,000"]),
+        (Positive, ["1_0"], ["'1_0'", "finite number"]),
+        (str, ["a\0"], ["'a\\x00'", "NUL"]),
+        (str, ["\udcff"], ["'\\udcff'", "UTF-8"]),
+        (ReadPath, [""], ["--x ''", "leave it out"]),
+        (str | None, [""], ["--x ''", "leave it out"]),
         (Positive, ["0"], ["above 0"]),
         (Positive, ["nan"], ["nan", "finite"]),
         (Positive, ["inf"], ["inf", "finite"]),
@@ -89,6 +116,8 @@ def test_data_becomes_a_value_of_the_kind(hint, data, value):
         (Positive, "fast", "'fast' must be a finite number"),
         (Positive, float("inf"), "finite"),
         (Positive, 10**400, "finite"),
+        (Positive, "1_0", "'1_0' must be"),
+        (str, "a\0", "NUL"),
         (bool, 1, "1 must be true or false"),
         (bool, "yes", "true or false"),
         (str, False, "put it in quotes"),
@@ -110,8 +139,10 @@ def test_data_of_another_kind_is_refused_in_one_line(hint, data, part):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("hint", [Count | None, Annotated[int | None, Range(1)], Annotated[Count | None, InputPath()]])
+@pytest.mark.parametrize(
+    "hint", [Count | None, Annotated[int | None, Range(1, LARGEST)], Annotated[Count | None, InputPath()]]
+)
 def test_an_optional_kind_remembers_its_bounds(hint):
     kind = kind_of(hint)
 
-    assert (kind.type, kind.optional, kind.bounds) == (int, True, Range(1))
+    assert (kind.type, kind.optional, kind.bounds) == (int, True, Range(1, LARGEST))

@@ -1,0 +1,50 @@
+"""Is what the run will use there: folders that it may write to, and the device that it was told to compute on?"""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from miles_dmd.config.args import Args
+from miles_dmd.errors import ConfigError
+from miles_dmd.inputs import unwritable
+
+OWN_RUNS = "runs"
+"""Where a run without --save is kept."""
+
+
+def check_places(args: Args) -> None:
+    """Raises ConfigError for a folder that could not be made or written to; it makes none."""
+    if not args.cache_dir:
+        raise ConfigError("--cache-dir '' names nothing; give a directory, or leave it out")
+    save = f"--save {args.save}" if args.save is not None else f"without --save a run is kept in ./{OWN_RUNS}, and"
+    _require_writable(save, lambda: Path(args.save or OWN_RUNS))
+    _require_writable(f"--cache-dir {args.cache_dir}", lambda: Path(args.cache_dir).expanduser())
+
+
+def _require_writable(asked: str, folder: Callable[[], Path]) -> None:
+    try:
+        why = unwritable(folder())
+    except (ConfigError, RuntimeError) as error:  # the home of nobody that is known is a RuntimeError
+        why = str(error)
+    if why:
+        raise ConfigError(f"{asked}: {why}; name a directory that can be written to")
+
+
+def check_device(args: Args) -> None:
+    """Raises ConfigError where --device cuda would find none, which torch takes half a minute to say."""
+    elsewhere = args.ray_address is not None or "ray" in sys.modules  # on a cluster's nodes, not here
+    if args.device == "cuda" and not args.dry_run and (args.local or not elsewhere) and not has_cuda():
+        raise ConfigError("--device cuda: this machine shows no CUDA device; pass --device auto or cpu")
+
+
+def has_cuda() -> bool:
+    """Asks the driver itself, as torch would, without torch. ROCm's torch says cuda too, and has another driver."""
+    if Path("/dev/kfd").exists():
+        return True
+    number = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(number)) == 0 and number.value > 0
+    except (OSError, AttributeError):
+        return False

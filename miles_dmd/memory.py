@@ -1,0 +1,83 @@
+"""How much memory will each process need, at least? From the headers of weights, or from configurations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from miles_dmd import registry
+from miles_dmd.config.args import Args
+from miles_dmd.config.checkpoints import read_json, safetensors_parameters
+from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.plan import DistillationPlan
+
+MASTER, GRADIENT, MOMENTS, AVERAGE = 4, 4, 8, 4
+"""Bytes a parameter: fp32 weights and gradients, AdamW's two fp32 moments, the fp32 moving average."""
+COMPUTE = {"fp32": 0, "bf16": 2}
+"""Bytes a parameter of the copy that forward and backward compute with, where it is not the master itself."""
+
+
+def memory(args: Args, plan: DistillationPlan, trainers: Mapping[str, Args]) -> tuple[list[tuple[str, ...]], str]:
+    """Rows of a table, the first its header, and a note. ``trainers``: group -> its own arguments."""
+    rows: list[tuple[str, ...]] = [
+        ("", "role", "parameters", "weights", "gradients", "AdamW", "compute copy", "tables", "per rank")
+    ]
+    for group, own in trainers.items():
+        total = 0.0
+        for role, number, bytes_each, tables in _held(plan, group, own):
+            total += number * sum(bytes_each) / own.num_trainer_ranks + tables
+            sizes = (*(_size(number * each) for each in bytes_each), _size(tables))
+            rows.append((group, role, f"{number:,}", *sizes, ""))
+        rows[-1] = (*rows[-1][:-1], _size(total))
+    number = _parameters(args, args.hf_checkpoint or "")
+    sampling, tables = number * (COMPUTE[args.compute_dtype] or MASTER), _tables(args)
+    sizes = (_size(sampling), "-", "-", "-", _size(tables), _size(sampling + tables))
+    rows.append(("rollout", "student", f"{number:,}", *sizes))
+    note = "an estimate: without activations, gathered blocks, text encoders and VAE; tables are not sharded"
+    return rows, note + _without_weights(args, trainers)
+
+
+def _held(plan: DistillationPlan, group: str, own: Args) -> Iterator[tuple[str, int, tuple[int, int, int, int], int]]:
+    """(logical role, its parameters, bytes of weights, gradients, moments and compute copy for each of them, bytes of
+    its buffers)."""
+    checkpoints = registry.load("roles", group).checkpoints
+    trained = plan.trainable_roles_of(group)
+    for role in plan.roles_of(group):
+        if role in checkpoints:
+            number = _parameters(own, getattr(own, checkpoints[role]))
+            copy = COMPUTE[own.compute_dtype]
+            sizes = (MASTER, GRADIENT, MOMENTS, copy) if role in trained else (MASTER, 0, 0, copy)
+            yield role, number, sizes, _tables(own)
+        else:  # the moving average of what this group trains
+            yield role, _parameters(own, getattr(own, checkpoints[trained[0]])), (AVERAGE, 0, 0, 0), 0
+
+
+def _tables(args: Args) -> int:
+    """Bytes of the network's buffers, such as a table of positions: every rank holds them whole."""
+    family: ModelFamily = registry.load("models", args.model_family)
+    return family.buffer_bytes(read_json(Path(args.hf_checkpoint or "") / family.network_component / "config.json"))
+
+
+def _parameters(args: Args, checkpoint: str) -> int:
+    """Of the network that is distilled: from its weights' headers, or where there are none from its config.json."""
+    family: ModelFamily = registry.load("models", args.model_family)
+    directory = Path(checkpoint) / family.network_component
+    return safetensors_parameters(directory) or family.count_parameters(read_json(directory / "config.json"))
+
+
+def _without_weights(args: Args, trainers: Mapping[str, Args]) -> str:
+    """A line on checkpoints that the run itself would refuse."""
+    paths = {args.hf_checkpoint or "", *(own.hf_checkpoint or "" for own in trainers.values()), args.teacher_path or ""}
+    network = registry.load("models", args.model_family).network_component
+    lacking = sorted(path for path in paths if safetensors_parameters(Path(path) / network) is None)
+    if not lacking:
+        return ""
+    return f"\n  {', '.join(lacking)} has no weights yet: counted from config.json, and a run needs them"
+
+
+def _size(amount: float) -> str:
+    """Bytes, in the unit that leaves a number to read."""
+    if amount == 0:
+        return "-"
+    unit, name = next((u, n) for u, n in ((2**30, "GiB"), (2**20, "MiB"), (0, "KiB")) if amount >= u)
+    return f"{amount / (unit or 2**10):,.1f} {name}"

@@ -1,0 +1,142 @@
+"""What the JSON files of an SD3 pipeline directory say, as types; of what is not in them, diffusers' own defaults."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from miles_dmd.config.checkpoints import read_config
+from miles_dmd.config.values import Natural, Positive, Range
+from miles_dmd.errors import ConfigError
+
+TRAIN_TIMESTEPS = 1000
+"""What sigma = 1 is called by the network's time embedding."""
+MOST_LEVELS = 8
+Size = Annotated[int, Range(1, 65_536)]
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """SD3Transformer2DModel."""
+
+    _class_name: Literal["SD3Transformer2DModel"] = "SD3Transformer2DModel"
+    sample_size: Size = 128
+    patch_size: Annotated[int, Range(1, 64)] = 2
+    in_channels: Size = 16
+    num_layers: Annotated[int, Range(1, 1000)] = 18
+    attention_head_dim: Size = 64
+    num_attention_heads: Size = 18
+    joint_attention_dim: Size = 4096
+    caption_projection_dim: Size = 1152
+    pooled_projection_dim: Size = 2048
+    out_channels: Size | None = 16
+    pos_embed_max_size: Size = 96
+    dual_attention_layers: tuple[Natural, ...] = ()
+    qk_norm: Literal["rms_norm", "layer_norm"] | None = None
+
+    @property
+    def width(self) -> int:
+        return self.num_attention_heads * self.attention_head_dim
+
+
+@dataclass(frozen=True)
+class Vae:
+    """AutoencoderKL."""
+
+    _class_name: Literal["AutoencoderKL"] = "AutoencoderKL"
+    block_out_channels: tuple[Size, ...] = (64,)
+    latent_channels: Size = 4
+    scaling_factor: Positive = 0.18215
+    shift_factor: float | None = None
+
+    @property
+    def factor(self) -> int:
+        """Pixels to a latent, along a side: each of the levels but the last halves the image."""
+        return 2 ** (len(self.block_out_channels) - 1)
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    _class_name: Literal[
+        "FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler", "FlowMatchHeunDiscreteScheduler"
+    ] = "FlowMatchEulerDiscreteScheduler"
+    shift: Positive = 1.0
+    num_train_timesteps: Annotated[int, Range(TRAIN_TIMESTEPS, TRAIN_TIMESTEPS)] = TRAIN_TIMESTEPS
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    model_max_length: Annotated[int, Range(1)] = 10**30
+    """transformers writes "no limit" as this, or nearly."""
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """CLIP's width of a pooled embedding, T5's of a token's; each encoder has one of them."""
+
+    projection_dim: Size | None = None
+    d_model: Size | None = None
+
+
+def transformer(checkpoint: Path) -> Transformer:
+    return read_config(Transformer, checkpoint / "transformer" / "config.json")
+
+
+def vae(checkpoint: Path) -> Vae:
+    return read_config(Vae, checkpoint / "vae" / "config.json")
+
+
+def scheduler(checkpoint: Path) -> Scheduler:
+    return read_config(Scheduler, checkpoint / "scheduler" / "scheduler_config.json")
+
+
+def tokenizer(checkpoint: Path) -> Tokenizer:
+    """T5's: CLIP's are padded to 77, whatever is asked for."""
+    return read_config(Tokenizer, checkpoint / "tokenizer_3" / "tokenizer_config.json")
+
+
+def check(checkpoint: Path) -> None:
+    """Raises ConfigError for a value of another type, and for components that do not fit each other."""
+    network, decoder = transformer(checkpoint), vae(checkpoint)
+    scheduler(checkpoint)
+    for number in ("", "_2", "_3"):
+        read_config(Tokenizer, checkpoint / f"tokenizer{number}" / "tokenizer_config.json")
+    clip, clip_2, t5 = (
+        read_config(TextEncoder, checkpoint / f"text_encoder{number}" / "config.json") for number in ("", "_2", "_3")
+    )
+    if not 1 <= len(decoder.block_out_channels) <= MOST_LEVELS:
+        raise ConfigError(
+            f"{checkpoint / 'vae' / 'config.json'}: block_out_channels has {len(decoder.block_out_channels)} levels, "
+            f"and there are 1 to {MOST_LEVELS}; download it again"
+        )
+    if decoder.shift_factor is None:
+        raise ConfigError(
+            f"{checkpoint / 'vae' / 'config.json'}: has no shift_factor, and latents of this family are decoded with "
+            "one; name a complete pipeline"
+        )
+    pooled = clip.projection_dim and clip_2.projection_dim and clip.projection_dim + clip_2.projection_dim
+    for name, here, other, there in (
+        ("in_channels", network.in_channels, "latent_channels of vae", decoder.latent_channels),
+        ("out_channels", network.out_channels, "in_channels", network.in_channels),
+        ("caption_projection_dim", network.caption_projection_dim, "heads times attention_head_dim", network.width),
+        ("pooled_projection_dim", network.pooled_projection_dim, "projection_dim of both CLIP encoders", pooled),
+        ("joint_attention_dim", network.joint_attention_dim, "d_model of text_encoder_3", t5.d_model),
+    ):
+        if here is not None and there is not None and here != there:
+            raise ConfigError(
+                f"{checkpoint / 'transformer' / 'config.json'}: {name} {here} does not fit {other}, {there}; name a "
+                "directory whose components belong together"
+            )
+
+
+def shared(checkpoint: Path) -> Mapping[str, Any]:
+    """Latents and text, which go from network to network."""
+    network, decoder = transformer(checkpoint), vae(checkpoint)
+    return {
+        "latent channels": network.in_channels,
+        "pixels to a latent": decoder.factor,
+        "scaling_factor of latents": decoder.scaling_factor,
+        "shift_factor of latents": decoder.shift_factor,
+        "joint_attention_dim of text": network.joint_attention_dim,
+        "pooled_projection_dim of text": network.pooled_projection_dim,
+    }
