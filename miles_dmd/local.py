@@ -100,16 +100,17 @@ def started(
             raise ConfigError(
                 f"--local runs one rank a group, and {name} asks for {own.num_trainer_ranks}; drop one of them"
             )
-    compute = choose_compute(args.device, args.compute_dtype)
+    computes = {name: choose_compute(args.device, own.compute_dtype) for name, own in group_args.items()}
+    compute = computes[plan.group_of("student")]
     set_threads(args.cpu_threads)
     init_single_rank(compute)
     prompts = PromptTable(ensure_table(args, texts, compute.device))
-    shared: dict[str, Any] = {"plan": plan, "loss_type": loss_type, "compute": compute, "prompts": prompts}
+    shared: dict[str, Any] = {"plan": plan, "loss_type": loss_type, "prompts": prompts}
     with contextlib.ExitStack() as stack:
         student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
         servers = start_servers(student, compute, stack)
         groups = {
-            name: LocalGroup(name, Trainer(own, name, horizon=horizons[name], **shared))
+            name: LocalGroup(name, Trainer(own, name, horizon=horizons[name], compute=computes[name], **shared))
             for name, own in group_args.items()
         }
         for server in servers:

@@ -14,7 +14,7 @@ from miles_dmd.contracts.distillation import read_distillation
 from miles_dmd.errors import ExternalDataError
 from miles_dmd.hooks import describe
 from miles_dmd.observe.metrics import read_metrics
-from miles_dmd.run import DistillationTrainer, main
+from miles_dmd.run import DistillationTrainer, main, started_groups
 from miles_dmd.training.shard import local
 
 LOSSES = ("actor/loss", "critic/loss", "actor/grad_norm", "critic/grad_norm", "actor/normalizer")
@@ -127,6 +127,17 @@ def test_rollouts_start_from_the_students_own_weights(make_args, other_weights, 
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
     assert row["actor/rollout_drift"] < 1e-5
     assert trainer.plan.role_layout.groups[1].model_ref == str(other_weights)
+
+
+def test_a_trainer_computes_in_its_own_dtype_in_one_process_too(make_args):
+    args = make_args("--local", "--critic-compute-dtype", "bf16")
+    loss_type = registry.load("losses", "dmd2")
+
+    with started_groups(args, loss_type, loss_type.plan(args)) as (groups, rollouts, _):
+        dtypes = {name: group.trainer.compute.dtype for name, group in groups.items()}
+        engine = rollouts.worker.compute.dtype
+
+    assert (dtypes, engine) == ({"critic": torch.bfloat16, "actor": torch.float32}, torch.float32)
 
 
 def test_what_the_teacher_is_told_not_to_draw_is_part_of_its_call(make_args):
