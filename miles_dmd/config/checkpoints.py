@@ -92,14 +92,20 @@ def require_weights(directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Of one component: those that its index names, or the single file, whether or not they are there.
+    """Of one component: those that its index names, or the single file, whether or not they are there."""
+    entry = weight_entry(directory)
+    return [directory / name for name in weight_names(entry)] if entry.suffix == ".json" else [entry]
+
+
+def weight_entry(directory: Path) -> Path:
+    """Of one component: the index of its weights, or where it has none the single file, whether or not it is there.
 
     diffusers' components and transformers' encoders call them differently.
     """
     for name in (WEIGHTS, ENCODER_WEIGHTS):
         if is_file(index := directory / f"{name}.index.json"):
-            return [directory / file for file in weight_names(index)]
-    return [directory / (ENCODER_WEIGHTS if directory.name.startswith("text_encoder") else WEIGHTS)]
+            return index
+    return directory / (ENCODER_WEIGHTS if directory.name.startswith("text_encoder") else WEIGHTS)
 
 
 def weight_names(index: Path) -> list[str]:

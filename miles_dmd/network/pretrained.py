@@ -8,6 +8,7 @@ import torch
 from accelerate import init_empty_weights, load_checkpoint_in_model
 from torch import nn
 
+from miles_dmd.config.checkpoints import weight_entry
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.errors import ConfigError
 
@@ -23,7 +24,7 @@ def empty_network(family: ModelFamily, checkpoint: Path) -> nn.Module:
 def load_network(family: ModelFamily, checkpoint: Path, *, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The network with its weights, on the CPU in ``dtype``."""
     network = empty_network(family, checkpoint)
-    weights = weight_file(checkpoint / family.network_component)
+    weights = weight_entry(checkpoint / family.network_component)
     # without a device map, accelerate leaves parameters in the dtype of the file
     load_checkpoint_in_model(network, str(weights), device_map={"": "cpu"}, dtype=dtype)
     missing = [name for name, value in network.named_parameters() if value.is_meta]
@@ -32,13 +33,3 @@ def load_network(family: ModelFamily, checkpoint: Path, *, dtype: torch.dtype = 
             f"{checkpoint / family.network_component} lacks weights for {missing[:4]} ({len(missing)} in all)"
         )
     return network
-
-
-def weight_file(component: Path) -> Path:
-    """A component's one safetensors file, or the index of its shards."""
-    for pattern in ("*.safetensors.index.json", "*.safetensors"):
-        # fp16 variants lie beside the main file in some repositories; the main one has no second dot-part
-        found = sorted(path for path in component.glob(pattern) if ".fp16." not in path.name)
-        if found:
-            return found[0]
-    raise ConfigError(f"{component} holds no .safetensors file; download the weights, or name another checkpoint")

@@ -13,9 +13,9 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
 from torch import Tensor
 
+from miles_dmd.config.checkpoints import weight_files
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.network.pretrained import weight_file
 
 WEIGHTS_NAME = "diffusion_pytorch_model{suffix}.safetensors"
 SHARD_SIZE: int | str = "5GB"
@@ -102,8 +102,4 @@ class _LazyTensors(Mapping[str, Tensor]):
 
 
 def _stored_tensors(component: Path) -> Mapping[str, Tensor]:
-    main = weight_file(component)
-    if main.suffix == ".json":
-        names = set(json.loads(main.read_text())["weight_map"].values())
-        return _LazyTensors(sorted(component / name for name in names))
-    return _LazyTensors([main])
+    return _LazyTensors(weight_files(component))
