@@ -17,7 +17,7 @@ from miles_dmd.batches import RolloutBatches
 from miles_dmd.checkpoint.store import run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
-from miles_dmd.config.cli import PROGRAM, parse_args
+from miles_dmd.config.cli import PROGRAM, parse_flags
 from miles_dmd.config.resume import Resume, open_resume
 from miles_dmd.config.runs import clear, own_directory
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
@@ -218,10 +218,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     request, trainer = StopRequest(), None
     try:
         with listening(request):
-            args = parse_args(argv)
+            args = parse_flags(argv)
+            trainer = DistillationTrainer(args, stop=request)  # checks them, once
             print(resolved_run(args))
             if not args.dry_run:
-                trainer = DistillationTrainer(args, stop=request)
                 trainer.fit()
             elif (resume := open_resume(args)) is not None:
                 resume.verify()

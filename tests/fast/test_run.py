@@ -3,6 +3,7 @@
 import pytest
 
 from miles_dmd import DistillationTrainer
+from miles_dmd.config import checks
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan import FakeBatchProvider, FakeDistillationHooks, FakePhaseExecutor, build_plan
 from miles_dmd.run import main
@@ -90,3 +91,11 @@ def test_dry_run_writes_nothing(flags, tmp_path, capsys, monkeypatch):
 
     assert "Schedule" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_checks_its_arguments_once(flags, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(checks, "RULES", (*checks.RULES, seen.append))
+
+    assert main(flags("--dry-run")) == 0
+    assert len(seen) == 1
