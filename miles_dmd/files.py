@@ -1,15 +1,18 @@
-"""How does a file come to be whole or absent? Written beside its place, forced to the disk, then renamed into it."""
+"""How does a file come to be whole or absent, and what is in it? Written beside its place, then renamed into it."""
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import secrets
 import shutil
+import time
 from pathlib import Path
 
 WHOLE = 64 << 20
-BLOCK = 1 << 16
-BLOCKS = 64
+"""Bytes of a file whose digest is not worth remembering."""
+SETTLED = 10.0
+"""Seconds after which a file's time of change tells a later change apart, on any file system."""
 
 
 def atomic_write_bytes(path: str | Path, data: bytes) -> None:
@@ -82,19 +85,49 @@ def fsync_path(path: str | Path) -> None:
         os.close(descriptor)
 
 
-def digest_file(digest: "hashlib._Hash", path: Path) -> None:
-    """Feed size and content of a file to ``digest``.
+def digests(cache_dir: str | Path) -> Path:
+    """The folder of --cache-dir in which digests of large files are remembered."""
+    return Path(cache_dir).expanduser() / "digests"
 
-    A file above 64 MiB is represented by its size, its first and last block of 64 KiB and blocks at even distances
-    between (4 MiB read instead of the 19 GB of SD3.5's encoders): training changes every one of them.
-    """
+
+def digest_file(digest: "hashlib._Hash", path: Path, known: Path | None = None) -> None:
+    """Feed size and content of a file to ``digest``; of a large one, the SHA-256 of its content, which ``known``, a
+    folder, remembers: SD3.5's encoders have 19 GB."""
     size = path.stat().st_size
     digest.update(size.to_bytes(8, "little"))
+    if size > WHOLE:
+        digest.update(_content_digest(path, known).encode())
+        return
     with path.open("rb") as file:
-        if size <= WHOLE:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-            return
-        for part in range(BLOCKS + 1):
-            file.seek((size - BLOCK) * part // BLOCKS)
-            digest.update(file.read(BLOCK))
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+
+
+def _content_digest(path: Path, known: Path | None) -> str:
+    """SHA-256 of all of it, computed once for a file that has not been written to since."""
+    place = path.resolve()
+    status = place.stat()
+    name = "\0".join(map(str, (place, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)))
+    key = hashlib.sha256(os.fsencode(name)).hexdigest()
+    found = _digests.get(key) or _remembered(known, key)
+    if found is None:
+        with place.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if time.time() - status.st_mtime < SETTLED:
+            return found  # it could change once more within one tick of its clock
+        with contextlib.suppress(OSError):  # a folder that cannot be written to costs time, nothing else
+            if known is not None:
+                atomic_write_text(known / key, found)
+    _digests[key] = found
+    return found
+
+
+_digests: dict[str, str] = {}
+
+
+def _remembered(known: Path | None, key: str) -> str | None:
+    try:
+        text = (known / key).read_text() if known is not None else ""
+    except (OSError, ValueError):
+        return None
+    return text if len(text) == 64 and set(text) <= set("0123456789abcdef") else None

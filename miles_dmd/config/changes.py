@@ -16,7 +16,7 @@ from miles_dmd.config.args import GROUPS, Args
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import kinds
 from miles_dmd.errors import CheckpointError
-from miles_dmd.files import digest_file
+from miles_dmd.files import digest_file, digests
 from miles_dmd.registry import nearest
 
 HARMLESS = frozenset(kinds(GROUPS["Run"])) - {"seed"} | {
@@ -126,18 +126,18 @@ def _sources(args: Args, role: str) -> dict[str, dict[str, str]]:
     paths = {name: getattr(args, name) for name in dict.fromkeys(registry.load("roles", role).checkpoints.values())}
     return {
         "teacher_checkpoint" if name == "teacher_path" else name: {
-            "path": str(path), "sha256": pipeline_fingerprint(path, tuple(components))
+            "path": str(path), "sha256": pipeline_fingerprint(path, tuple(components), digests(args.cache_dir))
         }
         for name, path in paths.items()
     }  # fmt: skip
 
 
-def pipeline_fingerprint(directory: str, components: tuple[str, ...]) -> str:
-    """SHA-256 over the files of a pipeline's components; of large weight files, over samples of them."""
+def pipeline_fingerprint(directory: str, components: tuple[str, ...], known: Path | None = None) -> str:
+    """SHA-256 over the files of a pipeline's components; the folder ``known`` remembers those of large ones."""
     digest = hashlib.sha256()
     for component in components:
         for path in sorted((Path(directory) / component).rglob("*")):
             if path.is_file():
                 digest.update(path.relative_to(directory).as_posix().encode())
-                digest_file(digest, path)
+                digest_file(digest, path, known)
     return digest.hexdigest()

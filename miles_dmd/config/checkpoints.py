@@ -155,8 +155,9 @@ def _sizes(path: Path) -> list[tuple[str, int]]:
     return found
 
 
-def encoder_fingerprint(components: Iterable[str], directory: Path) -> str:
-    """SHA-256 over everything of a pipeline that turns text into embeddings: tokenizers' and encoders' files."""
+def encoder_fingerprint(components: Iterable[str], directory: Path, known: Path | None = None) -> str:
+    """SHA-256 over everything of a pipeline that turns text into embeddings, tokenizers' and encoders' files; the
+    folder ``known`` remembers those of large ones."""
     digest = hashlib.sha256()
     for component in components:
         if not component.startswith(("text_encoder", "tokenizer")):
@@ -164,5 +165,5 @@ def encoder_fingerprint(components: Iterable[str], directory: Path) -> str:
         for path in sorted((directory / component).rglob("*")):
             if path.is_file():
                 digest.update(str(path.relative_to(directory)).encode())
-                digest_file(digest, path)
+                digest_file(digest, path, known)
     return digest.hexdigest()

@@ -24,6 +24,7 @@ from miles_dmd.config.checkpoints import encoder_fingerprint
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.contracts.samples import Cond
 from miles_dmd.errors import ConfigError
+from miles_dmd.files import digests
 
 HELD_BYTES = 64 << 20
 """A table up to this size is kept in memory; rows of a larger one are read from the file."""
@@ -105,7 +106,7 @@ def table_path(
     """Where the table of these prompts lies, whether it is there or not: named by a hash of all that it depends on."""
     key = {
         "format": 1,
-        "encoders": encoder_fingerprint(family.components, checkpoint),
+        "encoders": encoder_fingerprint(family.components, checkpoint, digests(cache_dir)),
         "texts": list(texts),
         "negative_prompt": negative_prompt,
         "max_sequence_length": max_sequence_length,

@@ -1,11 +1,13 @@
-"""A file is whole or absent, whatever happens while it is written."""
+"""A file is whole or absent, whatever happens while it is written; its digest is that of all of it."""
 
+import hashlib
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from miles_dmd import files
 from miles_dmd.files import atomic_write_bytes, atomic_write_text
 
 
@@ -52,3 +54,55 @@ def test_a_file_has_the_permissions_of_any_other(tmp_path):
 
     modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("usual", "atomic")}
     assert len(modes) == 1
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A file that counts as large, and that nobody has written to lately."""
+    monkeypatch.setattr(files, "WHOLE", 100)
+    monkeypatch.setattr(files, "_digests", {})
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(1000))
+    os.utime(path, (0, 0))
+    return path
+
+
+def digest_of(path, known=None):
+    digest = hashlib.sha256()
+    files.digest_file(digest, path, known)
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("place", [0, 1, 499, 998, 999])
+def test_one_byte_anywhere_in_a_large_file_is_another_digest(large, tmp_path, place):
+    before = digest_of(large, tmp_path / "known")
+
+    large.write_bytes(bytes(place) + b"x" + bytes(999 - place))
+
+    assert digest_of(large, tmp_path / "known") != before
+
+
+def test_a_large_file_is_read_once(large, tmp_path, monkeypatch):
+    first = digest_of(large, tmp_path / "known")
+    monkeypatch.setattr(files, "_digests", {})  # another process
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("it is read again"))
+
+    assert digest_of(large, tmp_path / "known") == first
+
+
+def test_a_digest_is_not_remembered_of_a_file_that_may_still_be_written(large, tmp_path):
+    os.utime(large)
+    digest_of(large, tmp_path / "known")
+
+    assert not (tmp_path / "known").exists()
+
+
+def test_a_memory_that_is_damaged_or_closed_is_done_without(large, tmp_path, monkeypatch):
+    first = digest_of(large, tmp_path / "known")
+    (entry,) = (tmp_path / "known").iterdir()
+    monkeypatch.setattr(files, "_digests", {})
+    entry.write_text("damaged")
+
+    assert digest_of(large, tmp_path / "known") == first
+    monkeypatch.setattr(files, "_digests", {})
+    assert digest_of(large, large / "no folder") == first
