@@ -9,8 +9,12 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from miles_dmd.contracts.distillation import Distillation, read_distillation
+from miles_dmd.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,35 +45,27 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def read_distillation(student: Path) -> dict[str, Any]:
-    """distillation.json of a student directory. Raises Refusal when it is missing, unreadable or of a newer format."""
-    file = pipeline_directory(student, "--student") / "distillation.json"
-    if not file.is_file():
-        raise Refusal(f"--student {student} has no distillation.json: name the student/ directory of a run")
+def read_student(student: Path) -> Distillation:
+    """How a student directory says that it is sampled. Raises Refusal when it does not, or in a newer format."""
+    pipeline_directory(student, "--student")
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise Refusal(f"{file} is not JSON ({error}): export the student again") from error
-    version = document.get("format") if isinstance(document, dict) else None
-    if version != FORMAT:
-        raise Refusal(f"{file} has format {version!r}, this script reads {FORMAT}: use the version that wrote it")
-    missing = [key for key in ("sigmas", "solver", "student_call", "teacher_call") if key not in document]
-    if missing:
-        raise Refusal(f"{file} lacks {', '.join(missing)}: export the student again")
-    return document
+        return read_distillation(student)
+    except (FormatError, ConfigError) as error:
+        raise Refusal(f"--student {error}") from error
 
 
-def defaults() -> dict[str, Any]:
+def defaults() -> Distillation:
     """What a student of the shipped teacher would say: how the baseline is sampled when there is no student."""
     from digits import STUDENT_CALL, TEACHER_CALL
 
-    return {
-        "format": FORMAT,
-        "sigmas": [1.0, 0.9, 0.75, 0.5],
-        "solver": "renoise",
-        "student_call": STUDENT_CALL,
-        "teacher_call": TEACHER_CALL,
-    }
+    return Distillation(
+        sigmas=(1.0, 0.9, 0.75, 0.5),
+        solver="renoise",
+        teacher=str(HERE / "teacher"),
+        policy_version=0,
+        student_call=STUDENT_CALL,
+        teacher_call=TEACHER_CALL,
+    )
 
 
 def pipeline_directory(path: Path, flag: str) -> Path:
@@ -155,32 +151,32 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     """
     from digits import load_digits, shipped_classifier, to_image, to_ink
 
-    said = read_distillation(args.student) if args.student else defaults()
-    named = args.teacher or Path(said.get("teacher", HERE / "teacher"))
+    said = read_student(args.student) if args.student else defaults()
+    named = args.teacher or Path(said.teacher)
     teacher = open_pipeline(pipeline_directory(named, "--teacher"))
-    scheduler = student_scheduler(teacher, said["solver"])
+    scheduler = student_scheduler(teacher, said.solver)
     classifier = shipped_classifier()
     ink, labels = load_digits()
     ink = to_ink(to_image(ink))
 
-    def drawn(pipeline: Any, call: str, seed: int) -> tuple[Tensor, Tensor]:
+    def drawn(pipeline: Any, call: Mapping[str, Any], seed: int) -> tuple[Tensor, Tensor]:
         start = time.perf_counter()
-        samples = sample(pipeline, said[call], args.samples, seed)
+        samples = sample(pipeline, dict(call), args.samples, seed)
         print(f"{args.samples} samples in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
         return samples
 
-    reference = drawn(teacher, "teacher_call", args.seed)
+    reference = drawn(teacher, said.teacher_call, args.seed)
     sets = {"data": (ink, labels), "teacher": reference}
-    sets["teacher, other seeds"] = drawn(teacher, "teacher_call", args.seed + 1)
+    sets["teacher, other seeds"] = drawn(teacher, said.teacher_call, args.seed + 1)
     teacher.scheduler = scheduler
-    sets["baseline"] = drawn(teacher, "student_call", args.seed + 1)
+    sets["baseline"] = drawn(teacher, said.student_call, args.seed + 1)
     grid = grid_of(teacher)
     if args.student:
         student = open_pipeline(args.student)
-        sets["student"] = drawn(student, "student_call", args.seed + 1)
+        sets["student"] = drawn(student, said.student_call, args.seed + 1)
         grid = grid_of(student)
-    if any(abs(a - b) > 1e-3 for a, b in zip(grid, said["sigmas"], strict=True)):
-        raise Refusal(f"student_call samples at {grid}, distillation.json says {said['sigmas']}: export it again")
+    if any(abs(a - b) > 1e-3 for a, b in zip(grid, said.sigmas, strict=True)):
+        raise Refusal(f"student_call samples at {grid}, distillation.json says {list(said.sigmas)}: export it again")
     known = {"data": features_of(classifier, ink), "teacher": features_of(classifier, reference[0])}
     rows = {name: judge(classifier, *samples, **known) for name, samples in sets.items()}
     for row in rows.values():
@@ -210,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.json is not None and not args.json.parent.is_dir():
             raise Refusal(f"--json {args.json}: its directory does not exist")
         if args.student is not None:
-            read_distillation(args.student)
+            read_student(args.student)
         import torch
 
         torch.set_num_threads(args.threads)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd.errors import FormatError
+from miles_dmd.inputs import is_file, parse_json, read_text
+from miles_dmd.shown import printable, shown
 
 FORMAT = 1
 FILE_NAME = "distillation.json"
@@ -36,15 +38,30 @@ class Distillation:
 def read_distillation(directory: Path) -> Distillation:
     """Raises FormatError, in one line, for a file that is missing, broken, or of a newer format."""
     path = directory / FILE_NAME
+    if not is_file(path):
+        raise FormatError(f"{directory} has no {FILE_NAME}; name the student/ directory that a run left")
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read_text(path))
         found = content.pop("format")
         if found != FORMAT:
             raise FormatError(
-                f"{path} has format {found}; this version of miles_dmd reads {FORMAT}: install a newer one"
+                f"{path} has format {shown(found)}; this version of miles_dmd reads {FORMAT}: install a newer one"
             )
-        return Distillation(**{**content, "sigmas": tuple(content["sigmas"])})
-    except FileNotFoundError:
-        raise FormatError(f"{directory} has no {FILE_NAME}; name the student/ directory that a run left") from None
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise FormatError(f"{path} is not a distillation.json of format {FORMAT}: {error}") from None
+        for name, value in content.items():
+            _require_type(name, value)
+        return Distillation(**{**content, "sigmas": tuple(map(float, content["sigmas"]))})
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(
+            f"{path} is not a {FILE_NAME} of format {FORMAT} ({printable(str(error))}); export the student again"
+        ) from None
+
+
+_TYPES = {"sigmas": list, "solver": str, "teacher": str, "policy_version": int}
+
+
+def _require_type(name: str, value: Any) -> None:
+    """Raises TypeError for a value of another type; a name that there is not is the constructor's to refuse."""
+    if not isinstance(value, _TYPES.get(name, dict)):
+        raise TypeError(f"{shown(name)} is {shown(value)}")

@@ -1,6 +1,7 @@
 """distillation.json is read whole, or refused in one line."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -15,6 +16,7 @@ STUDENT = Distillation(
     student_call={"num_inference_steps": 4, "sigmas": [1.0, 0.75, 0.5, 0.25]},
     teacher_call={"num_inference_steps": 28},
 )
+DOCUMENT = {"format": 1, **asdict(STUDENT)}
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -32,7 +34,22 @@ def test_newer_format_is_refused(tmp_path):
         read_distillation(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"sigmas": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"format": 1}',
+        '{"sigmas": []}',
+        "[" * 9999,
+        "\x00",
+        json.dumps({**DOCUMENT, "sigmas": 3}),
+        json.dumps({**DOCUMENT, "sigmas": ["a"]}),
+        json.dumps({**DOCUMENT, "solver": None}),
+        json.dumps({**DOCUMENT, "student_call": []}),
+        json.dumps({**DOCUMENT, "odd": {}}),
+    ],
+)
 def test_broken_file_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "distillation.json").write_text(text)
 

@@ -104,10 +104,10 @@ def test_a_grid_that_the_call_does_not_give_is_refused(evaluate, student, capsys
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (json.dumps({**DISTILLATION, "format": 2}), "has format 2, this script reads 1"),
-        (json.dumps([]), "has format None"),
-        (json.dumps({"format": 1}), "lacks sigmas, solver, student_call, teacher_call"),
-        ("{", "is not JSON"),
+        (json.dumps({**DISTILLATION, "format": 2}), "has format 2; this version of miles_dmd reads 1"),
+        (json.dumps([]), "is not a distillation.json of format 1"),
+        (json.dumps({"format": 1}), "is not a distillation.json of format 1"),
+        ("{", "not JSON"),
         (json.dumps({**DISTILLATION, "solver": "heun"}), "names solver 'heun', known are renoise, euler"),
         (None, "has no distillation.json"),
     ],
