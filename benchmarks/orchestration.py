@@ -176,7 +176,7 @@ def rollout(args, sampler, prompts, table):
 
     from miles_dmd import registry, seeds
     from miles_dmd.contracts.engine import RolloutRequest
-    from miles_dmd.engines.inprocess.sampler import InProcessEngine, resolution
+    from miles_dmd.engines.inprocess.sampler import InProcessEngine
     from miles_dmd.plan import sigma_grid, stop_steps
 
     family, checkpoint = registry.load("models", args.model_family), Path(args.hf_checkpoint)
@@ -184,7 +184,7 @@ def rollout(args, sampler, prompts, table):
     stops = stop_steps(args.stop_step_policy, len(drawn), args.num_inference_steps, seed=drawn[0].sample_id)
     engine = InProcessEngine(
         sampler, table, sigmas=sigma_grid(args.num_inference_steps, args.shift), solver=args.solver,
-        shape=family.code().latent_shape(checkpoint, *resolution(args, family)),
+        shape=family.code().latent_shape(checkpoint, *family.resolution(args)),
         micro_batch_size=args.rollout_micro_batch_size, run_seed=args.seed, device=torch.device("cpu"),
     )  # fmt: skip
     batch = engine.generate(

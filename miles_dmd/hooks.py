@@ -29,10 +29,11 @@ BEST = "best.json"
 
 
 class SampleGrids:
-    """A grid of samples of the student's moving average, always with the same noise, so that grids can be compared.
+    """A grid of samples of the student's moving average, always with the same noise, so that grids can be compared, and
+    first of all one of the teacher, sampled as ``teacher`` says (nothing: a loss without one to sample from).
 
-    ``report`` hears what their latents say: ``samples/diversity``, relative to the first grid, and
-    ``samples/saturation``, the share beyond the range of the first grid.
+    ``report`` hears what the student's latents say: ``samples/diversity``, relative to the teacher's, and
+    ``samples/saturation``, the share beyond the teacher's range. Without a teacher the first grid stands for it.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class SampleGrids:
         args: Any,
         texts: Sequence[str],
         directory: Path,
+        teacher: Mapping[str, Any],
         report: Callable[[Mapping[str, float]], None] = lambda metrics: None,
     ) -> None:
-        self.args, self.directory, self.report = args, directory, report
+        self.args, self.directory, self.teacher, self.report = args, directory, teacher, report
         self.texts = texts[: args.sample_prompts]
         self._drawn: int | None = None
         self._reference: dict[str, float] = {}
@@ -53,6 +55,16 @@ class SampleGrids:
         last = counters.global_step == self.args.num_rollout
         if last or counters.global_step % self.args.sample_interval == 0:
             self.draw(counters.global_step, executor)
+
+    def start(self, executor: GroupExecutor) -> None:
+        """The teacher's grid, and the student's before it has learned anything."""
+        if self.texts and self.teacher:
+            with executor.spans.span("pictures", group="rollout"):
+                images, told = executor.sampling().teacher_pictures(self._requests(), self.teacher)
+                self._remember({"spread": told.spread, "limit": told.limit})
+                how = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in self.teacher.items())
+                self._grid("teacher.png", images, f"teacher: {how}")
+        self.draw(0, executor)
 
     def finish(self, counters: TrainerCounters, executor: GroupExecutor) -> None:
         """The grid of what is exported, also where a run ended before its last step."""
@@ -67,13 +79,17 @@ class SampleGrids:
             limit = self._reference.get("limit")
             images, told = executor.with_averaged_weights(lambda: executor.rollouts.pictures(self._requests(), limit))
             self._tell(told)
-            sample_grid(
-                images,
-                self.directory / f"step_{step:06d}.png",
-                labels=[text if column == 0 else "" for text in self.texts for column in range(SEEDS_PER_PROMPT)],
-                columns=SEEDS_PER_PROMPT,
-                title=f"student (moving average) after {step} updates, {self.args.num_inference_steps} steps",
-            )
+            steps = self.args.num_inference_steps
+            self._grid(f"step_{step:06d}.png", images, f"student (moving average) after {step} updates, {steps} steps")
+
+    def _grid(self, name: str, images: Any, title: str) -> None:
+        sample_grid(
+            images,
+            self.directory / name,
+            labels=[text if column == 0 else "" for text in self.texts for column in range(SEEDS_PER_PROMPT)],
+            columns=SEEDS_PER_PROMPT,
+            title=title,
+        )
 
     def _tell(self, told: SampleStatistics) -> None:
         if not self._reference:
@@ -204,11 +220,11 @@ def describe(args: Any, loss_type: LossType, policy_version: int) -> Distillatio
     """How student and teacher are sampled by the stock pipeline."""
     family = registry.load("models", args.model_family)
     checkpoint = Path(args.hf_checkpoint)
-    height, width = family.default_pixels(checkpoint)
+    height, width = family.resolution(args)
     common = {
         "max_sequence_length": args.max_sequence_length or family.default_max_sequence_length(checkpoint),
-        "height": args.height or height,
-        "width": args.width or width,
+        "height": height,
+        "width": width,
     }
     negative = {"negative_prompt": args.negative_prompt} if args.negative_prompt else {}
     steps = args.num_inference_steps

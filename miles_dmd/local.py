@@ -73,6 +73,11 @@ class LocalRollouts:
     def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
         return self.worker.pictures(requests, limit)
 
+    def teacher_pictures(
+        self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
+    ) -> tuple[Any, SampleStatistics]:
+        return self.worker.teacher_pictures(requests, sampling)
+
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
         self.worker.export(directory, weights.buckets, distillation)
 

@@ -20,6 +20,7 @@ from miles_dmd.errors import EngineError, SaveError
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.statistics import statistics
 from miles_dmd.plan.partition import rows_of_rank
+from miles_dmd.teacher import teacher_samples
 from miles_dmd.training.compute import Compute, peak_memory_bytes
 from miles_dmd.training.export import write_student
 
@@ -39,7 +40,7 @@ class RolloutWorker:
         texts: Sequence[str] = (),
         servers: Sequence[str] = (),
     ) -> None:
-        self.args, self.compute = args, compute
+        self.args, self.compute, self.prompts = args, compute, prompts
         build = registry.resolve(registry.load("engines", args.rollout_engine).build)
         self.engine: RolloutEngine = build(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
         self._asleep = False
@@ -92,10 +93,26 @@ class RolloutWorker:
 
         ``limit`` is where the data's range ends; see ``network.statistics``.
         """
+        return self._shown(self._awake().sample(requests), requests, limit)
+
+    def teacher_pictures(
+        self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
+    ) -> tuple[np.ndarray, SampleStatistics]:
+        """The same of the teacher, sampled as ``sampling`` says; where its range ends is where the data's does."""
+        self.sleep()  # the teacher takes the engine's place on the device
+        family = registry.load("models", self.args.model_family)
+        shape = family.code().latent_shape(Path(self.args.teacher_path), *family.resolution(self.args))
+        latents = teacher_samples(
+            self.args, requests, sampling, shape=shape, compute=self.compute, prompts=self.prompts
+        )
+        return self._shown(latents, requests, None)
+
+    def _shown(
+        self, latents: Tensor, requests: Sequence[RolloutRequest], limit: float | None
+    ) -> tuple[np.ndarray, SampleStatistics]:
         if self._decode is None:
             family = registry.load("models", self.args.model_family)
             self._decode = family.code().open_decoder(Path(self.args.hf_checkpoint), self.compute.device)
-        latents = self._awake().sample(requests)
         told = statistics(latents, [request.prompt_id for request in requests], limit)
         return np.asarray(self._decode(latents)), told
 

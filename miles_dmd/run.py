@@ -136,7 +136,9 @@ class DistillationTrainer:
         done = 0 if resume is None else resume.manifest.cycle
         with Journal(args, self.plan, directory, num_cycles, done) as journal:
             executor = GroupExecutor(self.plan, self.loss_type, groups, rollouts, journal.spans)
-            grids = SampleGrids(args, prompts.texts, directory / "samples", journal.note)
+            grids = SampleGrids(
+                args, prompts.texts, directory / "samples", self.loss_type.teacher_sampling(args), journal.note
+            )
             earlier = run_directory(resume.directory) if resume is not None else None
             best = KeepBest(args, self.loss_type, directory / BEST_STUDENT, earlier and earlier / BEST_STUDENT)
             extra = self.hooks if isinstance(self.hooks, Sequence) else [self.hooks] if self.hooks else []
@@ -156,7 +158,7 @@ class DistillationTrainer:
             parts["observers"] = {**own, **remembering(extra)}
             self.saver = saver = CheckpointSaver(args, directory, resume=resume, **parts)
             if resume is None:
-                grids.draw(0, executor)
+                grids.start(executor)
             else:
                 restore(resume, controller=controller, **parts)
             with self.stop.finishing_cycles() if args.save_interval else contextlib.nullcontext():

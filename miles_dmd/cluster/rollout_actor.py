@@ -81,6 +81,11 @@ class RolloutActor(Watched):
     def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
         return self.worker.pictures(requests, limit)
 
+    def teacher_pictures(
+        self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
+    ) -> tuple[Any, SampleStatistics]:
+        return self.worker.teacher_pictures(requests, sampling)
+
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
         self.worker.export(directory, _buckets(weights), distillation)
 
@@ -130,6 +135,14 @@ class RayRollouts:
 
     def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
         drawn: tuple[Any, SampleStatistics] = self._call("drawing samples", "pictures", requests, limit)
+        return drawn
+
+    def teacher_pictures(
+        self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
+    ) -> tuple[Any, SampleStatistics]:
+        drawn: tuple[Any, SampleStatistics] = self._call(
+            "drawing the teacher's samples", "teacher_pictures", requests, dict(sampling)
+        )
         return drawn
 
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:

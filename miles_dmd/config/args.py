@@ -158,9 +158,9 @@ class RunArgs:
     alarm_critic_loss_slope: NonNegative = 0.5
     """Alarm when the fake score's loss rises by this share of its mean within --alarm-window; 0: never."""
     alarm_saturation: NonNegative = 0.01
-    """Alarm when this share of the samples' latents lies beyond their range at the start; 0: never."""
+    """Alarm when this share of the samples' latents lies beyond the range of the teacher's; 0: never."""
     alarm_diversity: NonNegative = 0.3
-    """Alarm when the distance between a prompt's seeds falls below this share of what it was at the start; 0: never."""
+    """Alarm when the distance between a prompt's seeds falls below this share of the teacher's; 0: never."""
     alarm_rollout_drift: NonNegative = 0.1
     """Alarm when engine and actor differ by this share of the samples' standard deviation; 0: never."""
     keep_best: str | None = None

@@ -55,6 +55,11 @@ class ModelFamily:
     torch_module: str = ""
     """Dotted name of the module that implements ``FamilyCode``."""
 
+    def resolution(self, args: Any) -> tuple[int, int]:
+        """(height, width) of a run's images: as asked, or what its checkpoint was made for."""
+        height, width = self.default_pixels(Path(args.hf_checkpoint))
+        return args.height or height, args.width or width
+
     def code(self) -> FamilyCode:
         return cast("FamilyCode", importlib.import_module(self.torch_module))
 
@@ -88,6 +93,10 @@ class FamilyCode(Protocol):
 
     def open_decoder(self, checkpoint: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
         """latents [B, C, H, W] fp32 -> images [B, H, W, 3] uint8."""
+        ...
+
+    def sampling_sigmas(self, checkpoint: Path, num_steps: int, shape: Sequence[int]) -> list[float]:
+        """Noise levels that the pipeline visits in ``num_steps`` steps for latents of ``shape``, and the final 0."""
         ...
 
     def write_scheduler(self, directory: Path, *, checkpoint: Path, shift: float, solver: str) -> str:

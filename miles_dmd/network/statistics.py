@@ -11,16 +11,15 @@ from miles_dmd.contracts.reports import SampleStatistics
 
 EXTENT = 0.999
 """Share of a sample's values that lie within its ``extent``."""
-HEADROOM = 1.5
-"""Samples of the undistilled network in few steps are averages of what the data are, and so have a smaller range; what
-lies beyond one and a half times that range is beyond the data's."""
+HEADROOM = 1.2
+"""What lies beyond this many times the reference's extent is beyond the data's range."""
 
 
 def statistics(samples: Tensor, groups: Sequence[int], limit: float | None = None) -> SampleStatistics:
     """``samples`` [B, ...], those with the same number in ``groups`` being of one prompt.
 
     ``limit`` is where the data's range ends; without one these samples are the reference, and HEADROOM times their
-    extent is.
+    extent is it.
     """
     samples = samples.float()
     limit = HEADROOM * extent(samples) if limit is None else limit

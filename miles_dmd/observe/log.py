@@ -5,14 +5,13 @@ import sys
 from typing import Any, TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
-LOUD = (
-    "accelerate", "diffusers", "filelock", "fsspec", "httpcore", "httpx", "huggingface_hub", "matplotlib", "PIL",
-    "ray", "tensorboard", "torch", "transformers", "urllib3", "wandb",
-)  # fmt: skip
+OURS = "miles_dmd"
 
 
 def setup_logging(level: str = "info") -> None:
-    """Root logger to standard error at ``level``; at "info" the LOUD ones start at warning. May be called again.
+    """To standard error what we say from ``level`` on, and others from warning on ("debug": from info on).
+
+    May be called again.
 
     Raises ValueError for a level that is not in LEVELS.
     """
@@ -22,9 +21,9 @@ def setup_logging(level: str = "info") -> None:
     handler.setFormatter(OneLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [other for other in root.handlers if not isinstance(other, StandardError)] + [handler]
-    root.setLevel(level.upper())
-    for name in LOUD:
-        logging.getLogger(name).setLevel(max(logging.WARNING, root.level) if level != "debug" else logging.INFO)
+    own = logging.getLogger(OURS)
+    own.setLevel(level.upper())
+    root.setLevel(logging.INFO if level == "debug" else max(logging.WARNING, own.level))
     logging.captureWarnings(True)
 
 

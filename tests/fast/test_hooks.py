@@ -129,12 +129,23 @@ def test_warmup_cycle_and_a_run_without_the_flag_keep_nothing(keep_best, exporte
     assert exported == []
 
 
+TEACHER = {"num_inference_steps": 28, "guidance_scale": 4.5}
+
+
 class Drawing:
     """An executor of which the student's samples are ``spread`` apart."""
 
     def __init__(self):
         self.rollouts, self.limits, self.spread = self, [], 1.0
         self.spans = SimpleNamespace(span=lambda *args, **more: contextlib.nullcontext())
+
+    def sampling(self):
+        return self
+
+    def teacher_pictures(self, requests, sampling):
+        assert sampling == TEACHER
+        images = numpy.zeros((len(requests), 4, 4, 3), dtype=numpy.uint8)
+        return images, SampleStatistics(spread=2.0, saturation=0.001, limit=5.0)
 
     def with_averaged_weights(self, use):
         return use()
@@ -145,12 +156,25 @@ class Drawing:
         return images, SampleStatistics(spread=self.spread, saturation=0.0 if limit is None else 0.5, limit=3.0)
 
 
-def test_grids_compare_with_the_first_also_after_a_resume(tmp_path):
+def test_grids_compare_with_the_teachers(tmp_path):
     args = SimpleNamespace(sample_prompts=1, seed=0, num_inference_steps=4)
     told, executor = [], Drawing()
-    first, other = (SampleGrids(args, ["a digit"], tmp_path / name / "samples", told.append) for name in "ab")
+    grids = SampleGrids(args, ["a digit"], tmp_path, TEACHER, told.append)
 
-    first.draw(0, executor)
+    grids.start(executor)
+
+    assert executor.limits == [5.0]
+    assert told == [{"samples/diversity": 0.5, "samples/saturation": 0.5}]
+    assert (tmp_path / "reference.json").read_text() == '{"spread": 2.0, "limit": 5.0}\n'
+    assert {path.name for path in tmp_path.glob("*.png")} == {"teacher.png", "step_000000.png"}
+
+
+def test_grids_compare_with_the_first_where_no_teacher_can_be_sampled_also_after_a_resume(tmp_path):
+    args = SimpleNamespace(sample_prompts=1, seed=0, num_inference_steps=4)
+    told, executor = [], Drawing()
+    first, other = (SampleGrids(args, ["a digit"], tmp_path / name / "samples", {}, told.append) for name in "ab")
+
+    first.start(executor)
     executor.spread = 0.25
     other.load_state_dict(first.state_dict())
     other.draw(50, executor)

@@ -119,14 +119,8 @@ def build(
         prompts,
         sigmas=sigma_grid(args.num_inference_steps, args.shift),
         solver=args.solver,
-        shape=family.code().latent_shape(checkpoint, *resolution(args, family)),
+        shape=family.code().latent_shape(checkpoint, *family.resolution(args)),
         micro_batch_size=args.rollout_micro_batch_size,
         run_seed=args.seed,
         device=compute.device,
     )
-
-
-def resolution(args: Any, family: Any) -> tuple[int, int]:
-    """(height, width): as asked, or what the checkpoint was made for."""
-    height, width = family.default_pixels(Path(args.hf_checkpoint))
-    return args.height or height, args.width or width

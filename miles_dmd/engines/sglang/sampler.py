@@ -221,8 +221,7 @@ def build(
     options = args.engine_options
     family, checkpoint = registry.load("models", args.model_family), Path(args.hf_checkpoint)
     sweep(weights_root(args))
-    height, width = family.default_pixels(checkpoint)
-    height, width = args.height or height, args.width or width
+    height, width = family.resolution(args)
     sampling = Sampling(
         sigmas=sigma_grid(args.num_inference_steps, args.shift),
         solver=args.solver,

@@ -39,12 +39,15 @@ def encode_prompts(
     checkpoint: Path, texts: Sequence[str], *, max_sequence_length: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
     """encoder_hidden_states [P, L, D] and pooled_projections [P, D'] on the CPU, by the stock pipeline's own code."""
-    from diffusers import StableDiffusion3Pipeline
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
+    # before the pipeline's own import, which warns of image processors that nobody here needs
+    transformers_logging.set_verbosity_error()
+    from diffusers import StableDiffusion3Pipeline
+
     pipeline = StableDiffusion3Pipeline.from_pretrained(
         str(checkpoint), transformer=None, vae=None, dtype=dtype, local_files_only=True, use_safetensors=True
     ).to(device)
@@ -82,6 +85,22 @@ def open_decoder(checkpoint: Path, device: torch.device) -> Callable[[Tensor], T
 
 def _decoded(vae: Any, latents: Tensor) -> Tensor:
     return vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor).sample.float()
+
+
+def sampling_sigmas(checkpoint: Path, num_steps: int, shape: Sequence[int]) -> list[float]:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(str(checkpoint), subfolder="scheduler")
+    config, more = scheduler.config, {}
+    if config.use_dynamic_shifting:
+        from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
+
+        patch = transformer(checkpoint).patch_size
+        tokens = (shape[1] // patch) * (shape[2] // patch)
+        bounds = (config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift)
+        more = {"mu": calculate_shift(tokens, *bounds)}
+    scheduler.set_timesteps(num_steps, **more)
+    return [float(sigma) for sigma in scheduler.sigmas]
 
 
 def write_scheduler(directory: Path, *, checkpoint: Path, shift: float, solver: str) -> str:

@@ -51,7 +51,7 @@ def observers(args, directory):
     """Those of a run that has something to remember."""
     alarms = Alarms({alarm.name: 0.5 for alarm in ALARMS}, 1)
     alarms.check({"actor/teacher_critic_gap": 0.1, "critic/loss": 2.0, "samples/diversity": 0.1})
-    grids, best = SampleGrids(args, [], directory / "samples"), KeepBest(args, None, directory / "student_best")
+    grids, best = SampleGrids(args, [], directory / "samples", {}), KeepBest(args, None, directory / "student_best")
     grids._remember({"spread": 2.0, "limit": 3.0})
     best._values, best._best = [1.0], {"metric": "m", "value": 2.0, "global_step": 1}
     return {"alarms": alarms, "grids": grids, "best": best, "skips": Skips()}

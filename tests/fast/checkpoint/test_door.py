@@ -17,6 +17,7 @@ def refused(flags, capsys):
     """Why the command line refuses these flags."""
 
     def run(*more):
+        capsys.readouterr()  # what was said before
         status = main(flags("--dry-run", *more))
         error = capsys.readouterr().err
         assert (status, error.count("\n")) == (2, 1), error

@@ -1,0 +1,87 @@
+"""What the teacher draws for a run's prompts: drawn once, and kept beside the encoded prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from miles_dmd import registry
+from miles_dmd.config.checkpoints import weight_files
+from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.files import atomic_write_bytes, digest_file, digests
+from miles_dmd.network.conditions import PromptTable
+from miles_dmd.network.denoiser import Denoiser
+from miles_dmd.network.guided import sample_guided
+from miles_dmd.network.pretrained import load_network
+from miles_dmd.plan.partition import micro_batches
+from miles_dmd.training.compute import Compute, release_cached_memory
+
+
+def teacher_samples(
+    args: Any,
+    requests: Sequence[RolloutRequest],
+    sampling: Mapping[str, Any],
+    *,
+    shape: Sequence[int],
+    compute: Compute,
+    prompts: PromptTable,
+) -> Tensor:
+    """[B, C, H, W] fp32 on the CPU: finished latents of ``requests``, whose stop steps are ignored.
+
+    ``sampling`` has ``num_inference_steps`` and ``guidance_scale``, as a loss type's ``teacher_sampling`` tells them.
+    The network is there only meanwhile.
+    """
+    family, checkpoint = registry.load("models", args.model_family), Path(args.teacher_path)
+    kept = _kept(args, family, checkpoint, requests, sampling, shape, prompts)
+    if kept.is_file():
+        return load(kept.read_bytes())["latents"]
+    network = load_network(family, checkpoint, dtype=compute.dtype).requires_grad_(False).to(compute.device)
+    model = Denoiser(family.code(), network, compute.dtype)
+    scale = float(sampling["guidance_scale"])
+    parts = []
+    # guidance asks the network twice about each sample, in one call
+    for rows in micro_batches(len(requests), max(1, args.rollout_micro_batch_size // 2)):
+        drawn = sample_guided(
+            model,
+            prompts.lookup([requests[row].prompt_id for row in rows]),
+            prompts.unconditional(len(rows)),
+            scale=scale,
+            seeds=[requests[row].seed for row in rows],
+            sigmas=family.code().sampling_sigmas(checkpoint, sampling["num_inference_steps"], shape),
+            shape=shape,
+            device=compute.device,
+        )
+        parts.append(drawn.cpu())
+    latents = torch.cat(parts)
+    atomic_write_bytes(kept, save({"latents": latents}))
+    del network, model
+    release_cached_memory()
+    return latents
+
+
+def _kept(
+    args: Any,
+    family: ModelFamily,
+    checkpoint: Path,
+    requests: Sequence[RolloutRequest],
+    sampling: Mapping[str, Any],
+    shape: Sequence[int],
+    prompts: PromptTable,
+) -> Path:
+    """Named by a hash of all that the samples depend on; the name of the prompts' table stands for the prompts."""
+    digest = hashlib.sha256()
+    component = checkpoint / family.network_component
+    for path in (component / "config.json", *weight_files(component), *sorted((checkpoint / "scheduler").glob("*"))):
+        digest_file(digest, path, digests(args.cache_dir))
+    about = [1, prompts.path.name, args.compute_dtype, dict(sampling), list(shape)]
+    about += [(request.prompt_id, request.seed) for request in requests]
+    digest.update(json.dumps(about, sort_keys=True).encode())
+    return Path(args.cache_dir).expanduser() / "teacher" / f"{digest.hexdigest()[:32]}.safetensors"
