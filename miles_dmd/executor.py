@@ -98,11 +98,15 @@ class GroupExecutor:
         self._engine_asleep = False
         return self.rollouts
 
-    def _clear_device(self) -> None:
-        """The engine is asleep when this returns: trainers share its device."""
+    def trainers(self) -> Mapping[str, TrainerGroup]:
+        """The groups, with their devices to themselves: the engine, which shares them, is asleep when this returns.
+
+        Not needed to gather weights: each parameter goes to the host before the next is gathered.
+        """
         if not self._engine_asleep:
             self.rollouts.sleep()
             self._engine_asleep = True
+        return self.groups
 
     def execute_phase(self, request: PhaseRequest, batch: BatchHandle) -> PhaseResult:
         if batch.policy_version != self.policy_version:
@@ -111,8 +115,7 @@ class GroupExecutor:
                 f"{self.policy_version}"
             )
         (role,) = request.trainable_roles
-        group = self.groups[self.plan.group_of(role)]
-        self._clear_device()
+        group = self.trainers()[self.plan.group_of(role)]
         scores = {producer: self._score(producer, batch) for producer in self.loss_type.needs.get(role, {})}
         with self.spans.span(f"{group.name} train", group=group.name):
             reports = group.train(batch, scores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,6 @@ class ScoreHandle:
 
 @dataclass(frozen=True, slots=True)
 class WeightHandle:
-    """Full weights of a role, one reference per bucket."""
+    """Full weights of a role, one reference per bucket, each gathered when it is asked for: once, and in order."""
 
-    buckets: tuple[Any, ...]
+    buckets: Iterable[Any]

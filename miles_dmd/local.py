@@ -42,7 +42,7 @@ class LocalGroup:
         return ScoreHandle(self.name, (self.trainer.score(DenoisingBatch.join(batch.chunks)),))
 
     def weights(self, *, averaged: bool) -> WeightHandle:
-        return WeightHandle(tuple(self.trainer.weights(averaged=averaged)))
+        return WeightHandle(self.trainer.weights(averaged=averaged))
 
     def save(self, directory: Path) -> list[FileEntry]:
         return self.trainer.state.save(directory)

@@ -110,7 +110,7 @@ class CheckpointSaver:
         _warn(f"{message}; the run goes on")
 
     def _write(self, counters: TrainerCounters) -> None:
-        groups, pending = self.executor.groups, self.batches.pending()
+        groups, pending = self.executor.trainers(), self.batches.pending()
         with self.store.writing(counters.completed_cycles) as staging:
             for name in (*groups, "pending"):
                 (staging / name).mkdir()  # before any rank writes: one that failed here would leave others waiting
@@ -174,7 +174,7 @@ def restore(
     driver = resume.driver
     controller.load_state_dict(driver["counters"])
     prompts.load_state_dict(driver["prompts"])
-    for name, group in executor.groups.items():
+    for name, group in executor.trainers().items():
         group.load(resume.directory / name)
     executor.sync_weights(driver["policy_version"])
     # by number, never by a name that the checkpoint states

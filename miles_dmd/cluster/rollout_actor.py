@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 
+from miles_dmd.cluster.feed import Fed
 from miles_dmd.cluster.placement import Placement
 from miles_dmd.cluster.waiting import Supervisor
 from miles_dmd.cluster.watched import GROUP, Watched, actor_class
@@ -28,6 +29,9 @@ WHO = "the rollout worker"
 
 
 class RolloutActor(Watched):
+    _fed: Fed | None = None
+    """Takes weights that are on their way."""
+
     def encode(self, args: Any, device: str, texts: Sequence[str]) -> str:
         """Path of the prompts' table. Encoders are loaded and dropped here, before anything else needs the memory."""
         from miles_dmd.network.conditions import ensure_table
@@ -75,8 +79,8 @@ class RolloutActor(Watched):
         if hasattr(self, "worker"):
             self.worker.close()
 
-    def update_weights(self, weights: WeightHandle, version: int) -> None:
-        self.worker.update_weights(_buckets(weights), version)
+    def update_weights(self, bucket: Mapping[str, Any], last: bool, version: int) -> None:
+        self._feed(lambda buckets: self.worker.update_weights(buckets, version), bucket, last)
 
     def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
         return self.worker.pictures(requests, limit)
@@ -86,8 +90,18 @@ class RolloutActor(Watched):
     ) -> tuple[Any, SampleStatistics]:
         return self.worker.teacher_pictures(requests, sampling)
 
-    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
-        self.worker.export(directory, _buckets(weights), distillation)
+    def export(self, bucket: Mapping[str, Tensor], last: bool, directory: Path, distillation: Distillation) -> None:
+        self._feed(lambda buckets: self.worker.export(directory, buckets, distillation), bucket, last)
+
+    def _feed(self, use: Callable[[Iterator[Any]], None], bucket: Mapping[str, Tensor], last: bool) -> None:
+        if self._fed is None:
+            self._fed = Fed(use)
+        fed, self._fed = self._fed, None  # a failure ends it
+        fed.put(bucket)
+        if last:
+            fed.finish()
+        else:
+            self._fed = fed
 
     def peak_memory(self) -> int:
         return self.worker.peak_memory()
@@ -98,11 +112,6 @@ def _results(batches: Sequence[Sequence[DenoisingBatch]]) -> tuple[Any, ...]:
     first alone."""
     about = [(tuple(i for chunk in chunks for i in chunk.ids), chunks[0].policy_version) for chunks in batches]
     return about, *chain.from_iterable(batches)
-
-
-def _buckets(weights: WeightHandle) -> Iterator[Mapping[str, Tensor]]:
-    """One bucket in memory at a time. They are read-only: they are copied from."""
-    return (ray.get(ref) for ref in weights.buckets)
 
 
 class RayRollouts:
@@ -131,7 +140,8 @@ class RayRollouts:
         self._call("going to sleep", "sleep")
 
     def update_weights(self, weights: WeightHandle, version: int) -> None:
-        self._call("taking new weights", "update_weights", weights, version)
+        for bucket, last in weights.buckets:
+            self._call("taking new weights", "update_weights", bucket, last, version)
 
     def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
         drawn: tuple[Any, SampleStatistics] = self._call("drawing samples", "pictures", requests, limit)
@@ -146,7 +156,8 @@ class RayRollouts:
         return drawn
 
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
-        self._call("exporting the student", "export", directory, weights, distillation)
+        for bucket, last in weights.buckets:
+            self._call("exporting the student", "export", bucket, last, directory, distillation)
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
         entries: list[FileEntry] = self._call("saving batches", "save_batches", list(batches), directory)

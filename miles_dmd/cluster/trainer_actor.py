@@ -119,7 +119,10 @@ class TrainerActor(Watched):
     def load(self, directory: Path) -> None:
         self.trainer.state.load(directory)
 
-    def weights(self, averaged: bool) -> list[ray.ObjectRef]:
-        """References to the full weights from rank 0, nothing from the others, which take part in the gathering."""
-        buckets = self.trainer.weights(averaged=averaged)
-        return [ray.put(bucket) for bucket in buckets if self.rank == 0]
+    def bucket(self, averaged: bool, number: int) -> tuple[bool, dict[str, Any] | None]:
+        """(whether it is the last, a bucket of the full weights), asked for in order. The tensors come from rank 0; the
+        others take part in gathering them."""
+        if number == 0:
+            self._weights = self.trainer.weights(averaged=averaged)
+        bucket, last = next(self._weights), number + 1 == len(self.trainer.buckets)
+        return last, bucket if self.rank == 0 else None

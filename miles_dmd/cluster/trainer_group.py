@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,18 @@ class RayTrainerGroup:
         return ScoreHandle(self.name, tuple(scores for _, scores in pairs))
 
     def weights(self, *, averaged: bool) -> WeightHandle:
-        per_rank = self._each("gathering weights", lambda rank, actor: actor.weights.remote(averaged))
-        return WeightHandle(tuple(per_rank[0]))
+        return WeightHandle(self._buckets(averaged))
+
+    def _buckets(self, averaged: bool) -> Iterator[tuple[ray.ObjectRef, bool]]:
+        """(bucket, whether it is the last): the next is gathered when this one has been taken."""
+        last, number = False, 0
+        while not last:
+            # two results a rank: a truth to wait for, and rank 0's tensors, which stay unopened
+            pairs = [actor.bucket.options(num_returns=2).remote(averaged, number) for actor in self.actors]
+            waiting = dict(zip(names(self.name, self.size), (told for told, _ in pairs), strict=True))
+            last, number = self.supervisor.gather(waiting, "gathering weights")[0], number + 1
+            yield pairs[0][1], last
+            del pairs  # before the next one is made
 
     def save(self, directory: Path) -> list[FileEntry]:
         per_rank = self._each("saving", lambda rank, actor: actor.save.remote(directory))

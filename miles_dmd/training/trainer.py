@@ -9,6 +9,7 @@ which argument each is loaded, and the loss type says what the trained one minim
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -182,16 +183,23 @@ class Trainer:
         """
         if averaged and self.ema is None:
             raise ValueError(f"group {self.group!r} keeps no moving average")
-        named = self.ema.named_parameters() if averaged and self.ema else self._network.named_parameters()
-        bucket: dict[str, Tensor] = {}
+        named = dict(self.ema.named_parameters() if averaged and self.ema else self._network.named_parameters())
+        for names in self.buckets:
+            # a copy, because of one rank it would be the live weights
+            yield {name: _full(named[name].detach()).to("cpu", copy=True) for name in names}
+
+    @functools.cached_property
+    def buckets(self) -> list[list[str]]:
+        """Names of the trained role's parameters, as they travel together."""
+        buckets: list[list[str]] = [[]]
         size = 0
-        for name, value in named:
-            full = _full(value.detach()).to("cpu", copy=True)  # of one rank, it would be the live weights
-            if bucket and size + full.nbytes > BUCKET_BYTES:
-                yield bucket
-                bucket, size = {}, 0
-            bucket[name], size = full, size + full.nbytes
-        yield bucket
+        for name, value in self._network.named_parameters():
+            if buckets[-1] and size + value.nbytes > BUCKET_BYTES:
+                buckets.append([])
+                size = 0
+            buckets[-1].append(name)
+            size += value.nbytes
+        return buckets
 
     # -- conditions and external data -------------------------------------------------------------------------------
 

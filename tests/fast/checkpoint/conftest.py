@@ -69,8 +69,9 @@ class Run:
         self.prompts.next(12)
         self.batches = SimpleNamespace(pending=lambda: (BatchHandle((8, 9, 10, 11), 1, ()),))
         self.executor = SimpleNamespace(
-            plan=self.plan, groups=self.groups, rollouts=FakeRollouts(), policy_version=1, spans=SpanLog(), num_chunks=1
-        )
+            plan=self.plan, groups=self.groups, trainers=lambda: self.groups, rollouts=FakeRollouts(),
+            policy_version=1, spans=SpanLog(), num_chunks=1,
+        )  # fmt: skip
         self.observers = observers(args, directory)
         parts = {"executor": self.executor, "batches": self.batches, "prompts": self.prompts}
         parts["observers"] = self.observers

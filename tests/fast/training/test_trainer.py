@@ -16,6 +16,7 @@ from miles_dmd.local import init_single_rank
 from miles_dmd.network.conditions import PromptTable, ensure_table
 from miles_dmd.prompts import read_prompts
 from miles_dmd.rollout import RolloutWorker
+from miles_dmd.training import trainer as trainer_module
 from miles_dmd.training.compute import choose_compute
 from miles_dmd.training.shard import local
 from miles_dmd.training.trainer import Trainer
@@ -166,6 +167,22 @@ def test_weights_are_copies_of_everything_that_trains(house):
     names = {name for bucket in buckets for name in bucket}
     assert names == {name for name, _ in actor.models["student"].network.named_parameters()}
     assert snapshot(actor.models["student"])["proj_out.weight"].abs().sum() > 0
+
+
+def test_weights_travel_in_buckets_that_are_gathered_when_asked_for(house, monkeypatch):
+    gathered = []
+    full = trainer_module._full
+    monkeypatch.setattr(trainer_module, "BUCKET_BYTES", 200_000)
+    monkeypatch.setattr(trainer_module, "_full", lambda value: gathered.append(value.nbytes) or full(value))
+    actor = house.trainer("actor")
+    buckets = actor.weights()
+
+    first = next(buckets)
+
+    assert len(gathered) == len(first)
+    sizes = [sum(value.nbytes for value in bucket.values()) for bucket in (first, *buckets)]
+    assert len(sizes) == len(actor.buckets) > 5
+    assert all(size <= 200_000 or len(names) == 1 for size, names in zip(sizes, actor.buckets, strict=True))
 
 
 def test_bf16_computes_on_fp32_masters(house, make_args, digit_prompts):
