@@ -65,7 +65,7 @@ class CheckpointSaver:
         self.observers = observers
         directory = directory.resolve()  # workers may have another current directory
         self.metrics = directory / "metrics.jsonl"
-        self.store = CheckpointStore(directory / FOLDER, args.keep_checkpoints, warn=_warn)
+        self.store = CheckpointStore(directory / FOLDER, args.keep_checkpoints, warn=logger.warning)
         continued = resume is not None and resume.directory.parent == self.store.directory
         self.run = resume.manifest.run if resume is not None and continued else secrets.token_hex(8)
         self.parent = _parent(resume, continued)
@@ -107,7 +107,7 @@ class CheckpointSaver:
         message = f"the checkpoint of cycle {counters.completed_cycles} could not be written ({reason}); {safe}"
         if self.args.on_save_failure == "stop":
             raise SaveError(f"{message}; make room, or go on without by --on-save-failure continue") from error
-        _warn(f"{message}; the run goes on")
+        logger.warning("%s; the run goes on", message)
 
     def _write(self, counters: TrainerCounters) -> None:
         groups, pending = self.executor.trainers(), self.batches.pending()
@@ -154,11 +154,6 @@ class CheckpointSaver:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             files=(),
         )
-
-
-def _warn(message: str) -> None:
-    logger.warning("%s", message)
-    print(f"WARNING: {message}", flush=True)
 
 
 def restore(

@@ -1,8 +1,10 @@
 """Rollout engine and trainers share a device: the engine sleeps while they compute, and wakes once a cycle."""
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import pytest
 import torch
 
 from miles_dmd.batches import RolloutBatches
@@ -15,6 +17,7 @@ from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan import DistillationTrainerController, build_plan, requests_until_student_update
 from miles_dmd.prompts import PromptSource
 from miles_dmd.rollout import RolloutWorker
+from miles_dmd.saving import restore
 
 
 class Engine:
@@ -70,32 +73,50 @@ class Group:
     def weights(self, averaged):
         return WeightHandle(())
 
-    def save(self, directory):
-        assert not self.engine.awake
-        return []
-
     def load(self, directory):
         assert not self.engine.awake
+        self.engine.log.append(f"{self.name} load")
 
 
-def test_engine_sleeps_while_trainers_compute_and_wakes_once_a_cycle(monkeypatch):
-    config = {"model_path": "/m", "fake_update_ratio": 2, "role_storage": "actor_critic"}
-    plan = build_plan("dmd2", config, {"distribution_matching"})
+@pytest.fixture
+def executor_of(monkeypatch):
+    """An executor over fake groups and a real rollout worker with the engine that is given."""
+
+    def make(engine):
+        plugin = ModuleType("of_this_test.plugin")
+        plugin.engine = SimpleNamespace(build="of_this_test.plugin:build")
+        plugin.build = lambda args, **parts: engine
+        monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
+        worker = RolloutWorker(SimpleNamespace(rollout_engine=plugin.__name__), compute=None, prompts=None)
+        config = {"model_path": "/m", "fake_update_ratio": 2, "role_storage": "actor_critic"}
+        plan = build_plan("dmd2", config, {"distribution_matching"})
+        groups = {name: Group(name, engine) for name in plan.groups}
+        loss_type = SimpleNamespace(needs={"student": {"critic": ()}})
+        return GroupExecutor(plan, loss_type, groups, LocalRollouts(worker), SpanLog())
+
+    return make
+
+
+def test_engine_sleeps_while_trainers_load(executor_of):
+    engine, anything = Engine(), SimpleNamespace(load_state_dict=lambda state: None, restore=lambda pending: None)
+    driver = {"counters": {}, "prompts": {}, "pending": [], "policy_version": 3, "observers": {}}
+    resume = SimpleNamespace(directory=Path("checkpoint"), driver=driver)
+
+    parts = dict.fromkeys(("batches", "prompts", "controller"), anything)
+    restore(resume, executor=executor_of(engine), observers={}, **parts)
+
+    assert engine.log == ["sleep", "critic load", "actor load", "wake", "weights"]
+
+
+def test_engine_sleeps_while_trainers_compute_and_wakes_once_a_cycle(executor_of):
     engine = Engine()
-    plugin = ModuleType("of_this_test.plugin")
-    plugin.engine = SimpleNamespace(build="of_this_test.plugin:build")
-    plugin.build = lambda args, **parts: engine
-    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
-    worker = RolloutWorker(SimpleNamespace(rollout_engine=plugin.__name__), compute=None, prompts=None)
-    groups = {name: Group(name, engine) for name in plan.groups}
-    loss_type = SimpleNamespace(needs={"student": {"critic": ()}})
-    executor = GroupExecutor(plan, loss_type, groups, LocalRollouts(worker), SpanLog())
+    executor = executor_of(engine)
     args = SimpleNamespace(rollout_batch_size=4, stop_step_policy="stratified", num_inference_steps=4, seed=7)
     prompts = PromptSource(["a", "b"], 7)
     ahead = lambda request: requests_until_student_update(  # noqa: E731
-        plan.update_schedule, controller.counters, request, 2
+        executor.plan.update_schedule, controller.counters, request, 2
     )
-    controller = DistillationTrainerController(plan, RolloutBatches(args, prompts, executor, ahead), executor)
+    controller = DistillationTrainerController(executor.plan, RolloutBatches(args, prompts, executor, ahead), executor)
 
     controller.run(2)
 

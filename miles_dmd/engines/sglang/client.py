@@ -13,8 +13,8 @@ from miles_dmd.errors import EngineGone, EngineMisanswer, EngineRefused, EngineU
 
 SHOWN = 300
 """Characters of a request or a reason in an error."""
-FINAL = ("miles_dmd:", "Server is sleeping", "while the server is sleeping")
-"""Reasons that come with status 500 and that no repetition changes."""
+FINAL = ("miles_dmd:", "Server is sleeping", "while the server is sleeping", "device type for generator")
+"""Reasons for a status of 500 that no repetition changes. The last: re-noising on a GPU, without our plugin."""
 DEAD = "restart the server"
 """Said by a server whose worker has died, for as long as it lives."""
 CONNECT = 10.0

@@ -106,6 +106,16 @@ def test_after_a_failure_the_next_save_works(make_run, full_disk):
     assert saved.name == "cycle_000003"
 
 
+def test_trainers_save_with_the_engine_asleep(make_run):
+    """It gives the groups when it is."""
+    run, asked = make_run(), []
+    run.executor.trainers = lambda: asked.append("asleep") or run.groups
+
+    run.saver.save(run.after(2))
+
+    assert asked == ["asleep"]
+
+
 def test_failure_of_the_drivers_own_files_counts_too(make_run, monkeypatch):
     run = make_run()
 

@@ -88,6 +88,7 @@ def test_server_of_others_may_be_started_again():
 @pytest.mark.parametrize(
     ("status", "reason"),
     [(400, "Invalid sampling params: sigmas"), (404, "Not Found"), (422, "seed: must be an integer"),
+     (500, "Expected a 'cuda' device type for generator but found 'cpu'"),
      (500, "miles_dmd: stop step 9 lies outside [0, 3]"), (500, "Server is sleeping. Call resume")],
 )  # fmt: skip
 def test_refusal_is_told_with_the_request_and_never_repeated(status, reason):
