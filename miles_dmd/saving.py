@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
-import logging
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
@@ -32,8 +31,6 @@ from miles_dmd.plan import DistillationTrainerController, TrainerCounters
 from miles_dmd.plan.frozen import plain
 from miles_dmd.prompts import PromptSource
 from miles_dmd.version import VERSION
-
-logger = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "ray")
 
@@ -107,7 +104,7 @@ class CheckpointSaver:
         message = f"the checkpoint of cycle {counters.completed_cycles} could not be written ({reason}); {safe}"
         if self.args.on_save_failure == "stop":
             raise SaveError(f"{message}; make room, or go on without by --on-save-failure continue") from error
-        logger.warning("%s; the run goes on", message)
+        print(f"WARNING: {message}; the run goes on", flush=True)
 
     def _write(self, counters: TrainerCounters) -> None:
         groups, pending = self.executor.trainers(), self.batches.pending()
