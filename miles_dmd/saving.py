@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import logging
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ from miles_dmd.plan import DistillationTrainerController, TrainerCounters
 from miles_dmd.plan.frozen import plain
 from miles_dmd.prompts import PromptSource
 from miles_dmd.version import VERSION
+
+logger = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "ray")
 

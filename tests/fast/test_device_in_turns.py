@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from miles_dmd.batches import RolloutBatches
+from miles_dmd.contracts.engine import EngineType
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.executor import GroupExecutor
@@ -84,7 +85,7 @@ def executor_of(monkeypatch):
 
     def make(engine):
         plugin = ModuleType("of_this_test.plugin")
-        plugin.engine = SimpleNamespace(build="of_this_test.plugin:build")
+        plugin.engine = EngineType(build="of_this_test.plugin:build")
         plugin.build = lambda args, **parts: engine
         monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
         worker = RolloutWorker(SimpleNamespace(rollout_engine=plugin.__name__), compute=None, prompts=None)
