@@ -25,6 +25,18 @@ from miles_dmd.rollout import RolloutWorker
 from miles_dmd.training.compute import Compute, choose_compute, set_threads
 from miles_dmd.training.trainer import Trainer
 
+ROLLOUT = "the rollout worker"
+
+
+@contextlib.contextmanager
+def named(who: str, doing: str) -> Iterator[None]:
+    """An error keeps its kind here, and gets a note that says what a Ray run's ClusterError says."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{who}, while {doing}")
+        raise
+
 
 class LocalGroup:
     """A trainer group of one rank: the trainer itself."""
@@ -36,19 +48,23 @@ class LocalGroup:
 
     def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle]) -> list[TrainReport]:
         external = {producer: ExternalData.join(handle.parts) for producer, handle in scores.items()}
-        return [self.trainer.train(DenoisingBatch.join(batch.chunks), external)]
+        with named(f"{self.name} rank 0", "training"):
+            return [self.trainer.train(DenoisingBatch.join(batch.chunks), external)]
 
     def score(self, batch: BatchHandle) -> ScoreHandle:
-        return ScoreHandle(self.name, (self.trainer.score(DenoisingBatch.join(batch.chunks)),))
+        with named(f"{self.name} rank 0", "scoring"):
+            return ScoreHandle(self.name, (self.trainer.score(DenoisingBatch.join(batch.chunks)),))
 
     def weights(self, *, averaged: bool) -> WeightHandle:
         return WeightHandle(self.trainer.weights(averaged=averaged))
 
     def save(self, directory: Path) -> list[FileEntry]:
-        return self.trainer.state.save(directory)
+        with named(f"{self.name} rank 0", "saving"):
+            return self.trainer.state.save(directory)
 
     def load(self, directory: Path) -> None:
-        self.trainer.state.load(directory)
+        with named(f"{self.name} rank 0", "loading a checkpoint"):
+            self.trainer.state.load(directory)
 
 
 class LocalRollouts:
@@ -56,7 +72,8 @@ class LocalRollouts:
         self.worker = worker
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
-        return [_handle(chunks) for chunks in self.worker.generate(batches, num_chunks)]
+        with named(ROLLOUT, "sampling"):
+            return [_handle(chunks) for chunks in self.worker.generate(batches, num_chunks)]
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
         return self.worker.save_batches([DenoisingBatch.join(batch.chunks) for batch in batches], directory)
@@ -68,10 +85,12 @@ class LocalRollouts:
         self.worker.sleep()
 
     def update_weights(self, weights: WeightHandle, version: int) -> None:
-        self.worker.update_weights(weights.buckets, version)
+        with named(ROLLOUT, "taking new weights"):
+            self.worker.update_weights(weights.buckets, version)
 
     def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
-        return self.worker.pictures(requests, limit)
+        with named(ROLLOUT, "drawing samples"):
+            return self.worker.pictures(requests, limit)
 
     def teacher_pictures(
         self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
@@ -79,7 +98,8 @@ class LocalRollouts:
         return self.worker.teacher_pictures(requests, sampling)
 
     def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
-        self.worker.export(directory, weights.buckets, distillation)
+        with named(ROLLOUT, "exporting the student"):
+            self.worker.export(directory, weights.buckets, distillation)
 
     def peak_memory(self) -> int:
         return self.worker.peak_memory()

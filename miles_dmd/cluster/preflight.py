@@ -12,7 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from miles_dmd import version
-from miles_dmd.cluster.waiting import gather
+from miles_dmd.cluster.waiting import NoAnswer, gather
 from miles_dmd.errors import ClusterError
 
 
@@ -31,13 +31,13 @@ def report_node(node: str, checkpoints: Sequence[str]) -> NodeReport:
     return NodeReport(node, version.VERSION, platform.python_version(), missing, _free_gib())
 
 
-def check_nodes(checkpoints: Sequence[str], *, timeout: float = 120) -> list[NodeReport]:
+def check_nodes(checkpoints: Sequence[str], timeout: float = 120) -> list[NodeReport]:
     """Every node's report. Raises ClusterError that names the node and what it lacks."""
-    reports = gather(
-        {f"node {name}": _on(node_id).remote(name, list(checkpoints)) for node_id, name in _nodes()},
-        "looking at the nodes",
-        timeout=timeout,
-    )
+    calls = {f"node {name}": _on(node_id).remote(name, list(checkpoints)) for node_id, name in _nodes()}
+    try:
+        reports = gather(calls, "looking at the nodes", timeout=timeout)
+    except NoAnswer as error:
+        raise ClusterError(f"{error}; --placement-timeout {timeout:g} is the limit") from error
     for report in reports:
         if report.version != version.VERSION:
             raise ClusterError(

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from miles_dmd import registry
+from miles_dmd.cluster.asking import LEAVING
 from miles_dmd.cluster.placement import place
 from miles_dmd.cluster.preflight import check_nodes
 from miles_dmd.cluster.rollout_actor import RayRollouts
@@ -36,18 +37,15 @@ def started(
     print(f"Starting Ray{f' at {args.ray_address}' if args.ray_address else ''} ...", flush=True)
     engine: EngineType = registry.load("engines", args.rollout_engine)
     student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
-    with _tidied(student, engine), ray_session(args.ray_address) as session:
-        checkpoints = {args.teacher_path, *(own.hf_checkpoint for own in group_args.values())}
-        for node in check_nodes(sorted(checkpoints)):
+    limit, timeout = f"--placement-timeout {args.placement_timeout:g}", args.placement_timeout
+    with _tidied(student, engine), ray_session(args.ray_address, timeout) as session:
+        ask = session.asker.ask
+        checkpoints = sorted({args.teacher_path, *(own.hf_checkpoint for own in group_args.values())})
+        for node in ask("looking at the nodes", timeout + LEAVING, lambda: check_nodes(checkpoints, timeout), limit):
             print(f"  {node.node}: miles_dmd {node.version}, {node.free_gib:.1f} GiB of memory free", flush=True)
         num_servers = engine.num_servers(args)
-        placement = place(
-            sizes,
-            device=args.device,
-            cpu_threads=args.cpu_threads,
-            timeout=args.placement_timeout,
-            servers=num_servers,
-        )
+        asked = {"device": args.device, "cpu_threads": args.cpu_threads, "timeout": timeout, "servers": num_servers}
+        placement = ask("reserving the bundles", timeout + LEAVING, lambda: place(sizes, **asked), limit)
         supervisor = Supervisor(args.remote_timeout, every(TICK, session.died))
         groups: dict[str, RayTrainerGroup] = {}
         others: list[RayRollouts | RayServer] = []
@@ -75,9 +73,10 @@ def started(
                 print(note, flush=True)
             yield groups, rollouts
         finally:
-            if not session.died():  # Ray would not answer
-                _end(groups.values(), others)
-                placement.remove()
+            if session.answers:
+                ended = lambda: _end(groups.values(), others)  # noqa: E731
+                session.asker.try_to("ending its actors", ended, GRACE + LEAVING)
+                session.asker.try_to("giving the bundles back", placement.remove)
 
 
 GRACE = 10.0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import shutil
-import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,11 +17,13 @@ from typing import Any
 import ray
 import ray._private.worker
 
+from miles_dmd.cluster.asking import Asker
 from miles_dmd.cluster.guardian import Guardian
 from miles_dmd.errors import ClusterError
 
 logger = logging.getLogger(__name__)
 
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 LONGEST_TEMP = 20
 """Of a socket's path, 107 characters at most, Ray's own part takes the rest."""
 
@@ -30,8 +31,13 @@ LONGEST_TEMP = 20
 class Session:
     """A cluster that this process speaks to. ``died`` tells what of Ray itself is gone, or nothing: ""."""
 
-    def __init__(self, address: str | None, processes: dict[int, str] | None = None) -> None:
-        self.address, self.processes = address, processes or {}
+    def __init__(self, address: str | None, asker: Asker) -> None:
+        self.address, self.asker = address, asker
+        self.processes: dict[int, str] = {}
+
+    @property
+    def answers(self) -> bool:
+        return not self.asker.stuck and not self.died()
 
     def died(self) -> str:
         if self.address is None:
@@ -46,47 +52,58 @@ class Session:
 
 
 @contextlib.contextmanager
-def ray_session(address: str | None) -> Iterator[Session]:
+def ray_session(address: str | None, timeout: float) -> Iterator[Session]:
     """Join the cluster at ``address``, or start one on this machine; leave it, or stop it, at the end.
 
-    A process that already speaks to a cluster (a notebook, a test) keeps it.
+    A process that already speaks to a cluster (a notebook, a test) keeps it. Raises ClusterError, also where the
+    cluster is not up within ``timeout`` seconds.
     """
+    asker = Asker()
     if ray.is_initialized():
-        yield Session(ray.get_runtime_context().gcs_address)
+        yield Session(ray.get_runtime_context().gcs_address, asker)
     elif address is not None:
-        _join(address)
         try:
-            yield Session(ray.get_runtime_context().gcs_address)
+            _join(address, asker, timeout)
+            yield Session(ray.get_runtime_context().gcs_address, asker)
         finally:
-            ray.shutdown()
+            _leave(asker)
     else:
-        with _local_cluster() as session:
+        with _local_cluster(asker, timeout) as session:
             yield session
 
 
 @contextlib.contextmanager
-def _local_cluster() -> Iterator[Session]:
+def _local_cluster(asker: Asker, timeout: float) -> Iterator[Session]:
     """In a directory of its own, so that runs on one machine share nothing; both are gone at the end."""
     root = None if len(tempfile.gettempdir()) <= LONGEST_TEMP else "/tmp"
     directory = Path(tempfile.mkdtemp(prefix="mdmd-", dir=root))
     guardian = Guardian(directory)
-    session = Session(None)
+    session = Session(None, asker)
     try:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         _hush()
-        with _same_handlers():
-            ray.init(address="local", include_dashboard=False, _temp_dir=str(directory), **quiet)
+        own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(directory)}
+        asker.ask("starting", timeout, lambda: ray.init(address="local", **own, **QUIET), _limit(timeout))
         session.processes = _servers()
         yield session
     finally:
-        if session.died():
-            guardian.finish()  # first: leaving a cluster takes a minute when nobody answers
-            ray.shutdown()
-        else:
-            ray.shutdown()
+        if session.answers:
+            _leave(asker)
             guardian.finish()
+        else:
+            guardian.finish()  # first: leaving a cluster takes a minute when nobody answers
+            _leave(asker)
         shutil.rmtree(directory, ignore_errors=True)  # what the driver wrote while it left
+
+
+def _limit(timeout: float) -> str:
+    return f"--placement-timeout {timeout:g}"
+
+
+def _leave(asker: Asker) -> None:
+    """As far as Ray can be left: it is also left when it does not answer."""
+    if not (Asker() if asker.stuck else asker).try_to("leaving the cluster", ray.shutdown):
+        atexit.unregister(ray.shutdown)  # it would wait again, without a limit
 
 
 def _hush() -> None:
@@ -98,43 +115,39 @@ def _hush() -> None:
     ray._private.worker.print_to_stdstream = to_log
 
 
-@contextlib.contextmanager
-def _same_handlers() -> Iterator[None]:
-    """Ray puts handlers of its own in the place of the program's, which end it with a stack trace on SIGTERM."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
 def _servers() -> dict[int, str]:
-    """Process id -> name of the two without which nothing works, children of this process."""
+    """Process id -> name of the two without which nothing works, children of this process.
+
+    Threads and children come and go while it looks: those that are gone are none of the two.
+    """
     found = {}
     for children in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, children.read_text().split()):
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        for pid in map(int, _read(children).split()):
+            name = _read(Path(f"/proc/{pid}/comm")).strip()
             if name in ("gcs_server", "raylet"):
                 found[pid] = name
     return found
 
 
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def _lives(pid: int) -> bool:
     """Whether it runs: a dead child that nobody has waited for is still listed, as a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return bool(fields) and fields[0] != "Z"
 
 
-def _join(address: str) -> None:
+def _join(address: str, asker: Asker, timeout: float) -> None:
     _knock(address)
     _hush()
+    doing = f"joining the cluster at {address}"
     try:
-        with _same_handlers():
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        asker.ask(doing, timeout, lambda: ray.init(address=address, **QUIET), _limit(timeout))
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ClusterError(_nobody(address, str(error).splitlines()[0])) from error
 

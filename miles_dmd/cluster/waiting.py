@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 
 from miles_dmd.errors import ClusterError, MilesDmdError
 
@@ -109,35 +109,45 @@ def gather(
         if gone := died():
             raise ClusterError(f"{gone} while {doing}")
         for ref in done:
-            _look(ref, who_of.get(ref) or watched[ref], doing, watched)
+            _look(ref, who_of.get(ref) or watched[ref], doing, watched, timeout)
             if ref in watched:
                 heard(ref)
         waiting = [ref for ref in waiting if ref not in done]
         if waiting and limit is not None and time.monotonic() >= limit:
             late = [who_of[ref] for ref in waiting]
             raise NoAnswer(late, f"no answer from {', '.join(late)} within {timeout:.0f} s while {doing}")
-    return [ray.get(ref) for ref in calls.values()]
+    return [_get(ref, who, doing, timeout) for who, ref in calls.items()]
 
 
-def _look(ref: ray.ObjectRef, who: str, doing: str, watched: Mapping[ray.ObjectRef, str]) -> None:
+def _get(ref: ray.ObjectRef, who: str, doing: str, timeout: float | None) -> Any:
+    """What a call that has ended returned; it may lie on another node."""
+    try:
+        return ray.get(ref, timeout=timeout)
+    except GetTimeoutError as error:
+        raise NoAnswer([who], f"the answer of {who} did not arrive within {timeout:.0f} s while {doing}") from error
+
+
+def _look(
+    ref: ray.ObjectRef, who: str, doing: str, watched: Mapping[ray.ObjectRef, str], timeout: float | None
+) -> None:
     """Raises what ``ref`` holds if it is an error; the death of another, if that is why."""
     try:
-        ray.get(ref)
+        _get(ref, who, doing, timeout)
     except RayActorError as error:
         raise ClusterError(f"the process of {who}{_where(error)} died while {doing}{_why(error)}") from error
     except (RayTaskError, ObjectLostError) as error:
         cause = getattr(error, "cause", None) or error
         if isinstance(cause, MilesDmdError):
             raise cause from error
-        _look_for_the_dead(watched, doing)
+        _look_for_the_dead(watched, doing, timeout)
         raise ClusterError(f"{who} failed while {doing}: {type(cause).__name__}: {_first_line(cause)}") from error
 
 
-def _look_for_the_dead(watched: Mapping[ray.ObjectRef, str], doing: str) -> None:
+def _look_for_the_dead(watched: Mapping[ray.ObjectRef, str], doing: str, timeout: float | None) -> None:
     limit, refs = time.monotonic() + GRACE, dict(watched)
     while refs and (left := limit - time.monotonic()) > 0:
         for ref in ray.wait(list(refs), timeout=left)[0]:
-            _look(ref, refs.pop(ref), doing, {})  # returns for one that lives, and only said something
+            _look(ref, refs.pop(ref), doing, {}, timeout)  # returns for one that lives, and only said something
 
 
 def _where(error: RayActorError) -> str:

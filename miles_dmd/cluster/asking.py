@@ -1,0 +1,70 @@
+"""What if Ray itself does not answer? Its own calls wait without a limit, so they are made in a thread and given up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from ray.exceptions import RayError
+
+from miles_dmd.errors import ClusterError
+
+logger = logging.getLogger(__name__)
+
+LEAVING = 10.0
+"""Seconds that ending actors, removing a placement and leaving a cluster may take, each."""
+
+
+class Asker:
+    """One thread that makes calls, one after the other, as long as this process lives.
+
+    Not one a call: Linux ends Ray's servers with the thread that started them. After a call that did not end in time,
+    or was interrupted, nothing more is asked.
+    """
+
+    def __init__(self) -> None:
+        self.stuck = ""
+        """What it was at when it was given up."""
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        threading.Thread(target=self._work, daemon=True, name="asks Ray").start()
+
+    def ask(self, doing: str, seconds: float, call: Callable[[], Any], limit: str = "") -> Any:
+        """What ``call`` returns or raises. Raises ClusterError after so many ``seconds``, which ``limit`` explains."""
+        if self.stuck:
+            raise ClusterError(f"Ray has not answered while {self.stuck}, and is not asked any more while {doing}")
+        answer: Future[Any] = Future()
+        self._calls.put((answer, call))
+        self.stuck = doing
+        try:
+            return answer.result(seconds)
+        except TimeoutError as error:
+            if answer.done():  # it is the call's own
+                raise
+            named = f"; {limit} is the limit" if limit else ""
+            raise ClusterError(f"no answer from Ray within {seconds:g} s while {doing}{named}") from error
+        finally:
+            if answer.done():  # and neither late, nor interrupted by a signal
+                self.stuck = ""
+
+    def try_to(self, doing: str, call: Callable[[], Any], seconds: float = LEAVING) -> bool:
+        """As ``ask``, for what a run does on its way out: whatever goes wrong is logged, and hides no other error."""
+        try:
+            self.ask(doing, seconds, call)
+        except (ClusterError, RayError) as error:
+            logger.warning("%s", error)
+            return False
+        return True
+
+    def _work(self) -> None:
+        while True:
+            answer, call = self._calls.get()
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001 - it is raised where it was asked
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)

@@ -1,0 +1,88 @@
+"""A call that does not end in time is given up, and nothing more is asked."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from miles_dmd.cluster.asking import Asker
+from miles_dmd.errors import ClusterError
+
+
+def test_answers_and_errors_come_through():
+    asker = Asker()
+
+    assert asker.ask("counting", 10, lambda: 3) == 3
+    with pytest.raises(TimeoutError, match="its own"):
+        asker.ask("counting", 10, lambda: (_ for _ in ()).throw(TimeoutError("its own")))
+    assert asker.stuck == ""
+
+
+def test_all_calls_are_made_by_one_thread_that_goes_on_living():
+    """Linux ends Ray's servers with the thread that started them."""
+    asker = Asker()
+
+    first, second = (asker.ask("looking", 10, threading.current_thread) for _ in range(2))
+
+    assert first is second
+    assert first is not threading.main_thread()
+    assert first.is_alive()
+
+
+def test_call_that_does_not_end_is_told_with_its_limit_and_nothing_is_asked_after_it(caplog):
+    asker, never = Asker(), threading.Event()
+
+    with pytest.raises(ClusterError) as told:
+        asker.ask("starting", 0.01, never.wait, "--placement-timeout 0.01")
+    with pytest.raises(ClusterError, match="Ray has not answered while starting, and is not asked any more while"):
+        asker.ask("ending its actors", 10, lambda: pytest.fail("it was asked"))
+    left = asker.try_to("leaving", lambda: pytest.fail("it was asked"))
+    never.set()
+
+    assert str(told.value) == "no answer from Ray within 0.01 s while starting; --placement-timeout 0.01 is the limit"
+    assert left is False
+    assert "not asked any more while leaving" in caplog.text
+
+
+def test_signal_ends_the_wait():
+    asker, never = Asker(), threading.Event()
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asker.ask("starting", 60, lambda: (os.kill(os.getpid(), signal.SIGUSR1), never.wait()))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        never.set()
+
+    assert asker.stuck == "starting"
+
+
+def test_looking_for_rays_servers_survives_what_comes_and_goes():
+    """Children that end, and threads that end, while it looks at them."""
+    from miles_dmd.cluster.session import _servers
+
+    stop = threading.Event()
+
+    def spawn():
+        while not stop.is_set():
+            subprocess.run(["true"], check=True)
+            threading.Thread(target=time.sleep, args=(0,)).start()
+
+    spawners = [threading.Thread(target=spawn) for _ in range(3)]
+    for spawner in spawners:
+        spawner.start()
+    try:
+        found = [_servers() for _ in range(2000)]
+    finally:
+        stop.set()
+        for spawner in spawners:
+            spawner.join()
+
+    assert found == [{}] * 2000
