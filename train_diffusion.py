@@ -5,7 +5,7 @@ import sys
 from miles_dmd.early import stand_by
 
 if __name__ == "__main__":
-    stand_by()
+    stand_by("train_diffusion.py")
     from miles_dmd.run import main
 
     sys.exit(main())

@@ -45,5 +45,5 @@ def _inspect(argv: Sequence[str] | None) -> int:
 
 
 if __name__ == "__main__":
-    stand_by()
+    stand_by("miles-dmd")
     sys.exit(main())

@@ -115,7 +115,10 @@ def check_presence(directory: Path, manifest: Manifest) -> None:
         if path.is_symlink() or not path.is_file():
             raise CheckpointError(f"{path} is missing; the manifest lists it with {entry.size:,} bytes")
         if (size := path.stat().st_size) != entry.size:
-            raise CheckpointError(f"{path} has {size:,} bytes, and the manifest says {entry.size:,}: it is damaged")
+            raise CheckpointError(
+                f"{path} has {size:,} bytes, and the manifest says {entry.size:,}: it is "
+                "damaged, or belongs to another run"
+            )
     listed = {NAME, *(entry.path for entry in manifest.files)}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()

@@ -38,7 +38,15 @@ def tree(root):
 
 def named(pids, word):
     """Those of ``pids`` of whose command line ``word`` is a part."""
-    return [pid for pid in pids if word in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")]
+    return [pid for pid in pids if word in command(pid)]
+
+
+def command(pid):
+    """Empty for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def sockets():
@@ -61,14 +69,23 @@ def listening(pids):
     """{(address, port)} on which processes of ``pids`` listen."""
     by_inode, found = sockets(), set()
     for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir() if lives(pid) else ():
-            try:
-                match = re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
-            except OSError:
-                continue
+        for match in descriptors(pid):
             if match and match[1] in by_inode:
                 found.add(by_inode[match[1]])
     return found
+
+
+def descriptors(pid):
+    """What each open file of a process is, matched with sockets; none for one that is gone."""
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return
+    for link in links:
+        try:
+            yield re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
+        except OSError:
+            continue
 
 
 def is_loopback(address):

@@ -52,7 +52,7 @@ def test_address_without_a_cluster_is_refused_in_one_line(flags, tmp_path):
 
     assert done.returncode == 1
     assert "--ray-address 127.0.0.1:1: no Ray cluster answers there" in done.stderr.splitlines()[-1]
-    assert not save.exists()
+    assert [path.name for path in save.iterdir()] == ["failure.log"]
 
 
 class Rank:

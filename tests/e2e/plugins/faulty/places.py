@@ -5,7 +5,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from miles_dmd.errors import ConfigError
+
 VISITS: Counter[str] = Counter()
+ERRORS = {
+    "break": lambda: RuntimeError("made to break"),
+    "full": lambda: OSError(28, "No space left on device"),
+    "refuse": lambda: ConfigError("--lr 0 is too small"),
+}
 
 
 def directory() -> Path:
@@ -26,7 +33,11 @@ def come_to(place: str, who: str, rank: int = 0) -> None:
     (directory() / f"pid-{who}").write_text(str(os.getpid()))
     count = str(VISITS[place])
     if order("raise", place) == count and rank == 1:
+        (directory() / "raised").touch()
         raise RuntimeError("made to raise\nin the middle of a collective")
+    for what, error in ERRORS.items():
+        if order(what, place) == count:
+            raise error()
     if order("hold", place) == count:
         (directory() / f"held-{who}").touch()
         while order("hold", place):
