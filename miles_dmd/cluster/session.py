@@ -7,8 +7,10 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -83,7 +85,8 @@ def _local_cluster(asker: Asker, timeout: float) -> Iterator[Session]:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         _hush()
         own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(directory)}
-        asker.ask("starting", timeout, lambda: ray.init(address="local", **own, **QUIET), _limit(timeout))
+        with _same_handlers():
+            asker.ask("starting", timeout, lambda: ray.init(address="local", **own, **QUIET), _limit(timeout))
         session.processes = _servers()
         yield session
     finally:
@@ -113,6 +116,18 @@ def _hush() -> None:
         logger.debug("Ray: %s", " ".join(data["lines"]))
 
     ray._private.worker.print_to_stdstream = to_log
+
+
+@contextlib.contextmanager
+def _same_handlers() -> Iterator[None]:
+    """Ray's core puts a handler of its own in the place of the program's; on SIGTERM it ends it with a stack trace."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _servers() -> dict[int, str]:
@@ -147,7 +162,8 @@ def _join(address: str, asker: Asker, timeout: float) -> None:
     _hush()
     doing = f"joining the cluster at {address}"
     try:
-        asker.ask(doing, timeout, lambda: ray.init(address=address, **QUIET), _limit(timeout))
+        with _same_handlers():
+            asker.ask(doing, timeout, lambda: ray.init(address=address, **QUIET), _limit(timeout))
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ClusterError(_nobody(address, str(error).splitlines()[0])) from error
 

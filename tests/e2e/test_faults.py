@@ -220,7 +220,7 @@ def test_ray_that_stands_still_is_left_all_the_same(start):
     since = time.monotonic()
     run.process.terminate()
 
-    assert run.process.wait(GONE) == 143
+    assert run.process.wait(GONE) == 143, run.output.read_text()
     run.assert_gone(since)
     assert last_line(run) == "train_diffusion.py: stopped by SIGTERM; it has no checkpoint"
 
@@ -238,6 +238,21 @@ def test_end_of_ray_itself_is_told_in_one_line(start):
     assert "ClusterError: Ray's raylet on this machine died while training; go on with --load" in last_line(run)
     assert last_line(run).endswith(f"traceback in {run.directory / 'failure.log'}")
     assert run.output.read_text().count("ClusterError") == 1
+
+
+@pytest.mark.parametrize("server", ["gcs_server", "raylet/raylet"])
+def test_signal_while_ray_starts_leaves_nothing(start, server):
+    """One of its servers is there, and the driver waits for the next."""
+    run = start()
+    run.wait(lambda: named(tree(run.process.pid), server), server)
+    run.look()
+    since = time.monotonic()
+    run.process.terminate()
+
+    assert run.process.wait(GONE) == 143, run.output.read_text()
+    run.assert_gone(since)
+    assert last_line(run) == "train_diffusion.py: stopped by SIGTERM; it has no checkpoint"
+    assert not run.directory.exists()
 
 
 def test_interrupt_of_the_whole_terminal_finishes_the_cycle_and_saves_it(start):
