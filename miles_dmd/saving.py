@@ -107,7 +107,7 @@ class CheckpointSaver:
         message = f"the checkpoint of cycle {counters.completed_cycles} could not be written ({reason}); {safe}"
         if self.args.on_save_failure == "stop":
             raise SaveError(f"{message}; make room, or go on without by --on-save-failure continue") from error
-        print(f"WARNING: {message}; the run goes on", flush=True)
+        logger.warning("%s; the run goes on", message)
 
     def _write(self, counters: TrainerCounters) -> None:
         groups, pending = self.executor.trainers(), self.batches.pending()

@@ -67,25 +67,25 @@ def parameters(actor):
     return dict(actor.worker.engine.model.network.named_parameters())
 
 
-def update(actor, arrays, version):
-    for number, (name, array) in enumerate(arrays.items(), 1):
-        actor.update_weights({name: array}, number == len(arrays), version)
+def update(actor, tensors, version):
+    for number, (name, tensor) in enumerate(tensors.items(), 1):
+        actor.update_weights({name: tensor}, number == len(tensors), version)
 
 
 def test_engine_takes_one_parameter_after_another(actor):
-    larger = {name: (1.5 * value.detach()).numpy() for name, value in parameters(actor).items()}
+    larger = {name: 1.5 * value.detach() for name, value in parameters(actor).items()}
 
     update(actor, larger, 1)
 
     assert actor.worker.engine.version == 1
-    assert all(torch.equal(value, torch.from_numpy(larger[name])) for name, value in parameters(actor).items())
+    assert all(torch.equal(value, larger[name]) for name, value in parameters(actor).items())
 
 
 def test_refused_update_ends_and_the_next_one_is_taken(actor):
-    arrays = {name: value.detach().numpy() for name, value in parameters(actor).items()}
+    tensors = {name: value.detach().clone() for name, value in parameters(actor).items()}
 
     with pytest.raises(EngineError, match=r"weights of version 2 name \['no.such.weight'\]"):
-        update(actor, {"no.such.weight": arrays["proj_out.bias"], **arrays}, 2)
+        update(actor, {"no.such.weight": tensors["proj_out.bias"], **tensors}, 2)
 
-    update(actor, arrays, 3)
+    update(actor, tensors, 3)
     assert actor.worker.engine.version == 3
