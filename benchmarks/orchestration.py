@@ -1,7 +1,7 @@
 """What do groups, FSDP2, Ray and the driver cost? Seconds per cycle over the same tensor work in one bare loop.
 
     python benchmarks/orchestration.py                       # ratio and time split; JSON beside the table
-    python benchmarks/orchestration.py --memory-cycles 200   # peak memory of every process along a long run
+    python benchmarks/orchestration.py --memory-cycles 200   # memory of every process along a long run
 
 The bare loop holds the same networks and takes the same steps on the same batches with the same number of threads:
 plain torch modules, no FSDP, no processes, no handles. Cycles of all variants are played in turn.
@@ -10,7 +10,7 @@ plain torch modules, no FSDP, no processes, no handles. Cycles of all variants a
 import argparse
 import contextlib
 import json
-import resource
+import os
 import statistics
 import sys
 import time
@@ -87,22 +87,60 @@ def run_cycles(args):
 
 
 def memory(chosen: argparse.Namespace) -> dict:
-    """Peak memory of every process, at three moments of a long run: what is still rising at the end leaks."""
-    moments = {chosen.memory_cycles // 10: {}, chosen.memory_cycles // 2: {}, chosen.memory_cycles: {}}
-    with run_cycles(arguments(chosen)) as (cycle, _, executor):
+    """Private memory of every process along a run: what still rises over its second half leaks.
+
+    Not the peak, which creeps up with every unlucky moment, and not what is shared: a page of Ray's object store counts
+    with every process that has touched it, until all have touched all.
+    """
+    moments = sorted({max(1, round(chosen.memory_cycles * part / 20)) for part in range(1, 21)})
+    found: dict[int, dict[str, float]] = {}
+    with run_cycles(arguments(chosen)) as (cycle, *_):
+        processes = processes_of_the_run()
         for number in range(1, chosen.memory_cycles + 1):
             cycle()
             if number in moments:
-                driver = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-                peaks = {**executor.peak_memory, "rollout": executor.rollouts.peak_memory(), "driver": driver}
-                moments[number] = {name: peak / 2**20 for name, peak in peaks.items()}
-                print(
-                    f"cycle {number:>4}  " + "  ".join(f"{name} {mib:.1f} MiB" for name, mib in moments[number].items())
-                )
-    first, _, last = moments.values()
-    growth = {name: last[name] - first[name] for name in last}
-    print("growth of the peak, MiB: " + ", ".join(f"{name} {value:+.1f}" for name, value in growth.items()))
-    return {"cycles": chosen.memory_cycles, "growth_mib": growth, "peak_mib": moments}
+                found[number] = {name: private_mib(process) for name, process in processes.items()}
+                print(f"cycle {number:>4}  " + "  ".join(f"{name} {mib:.1f}" for name, mib in found[number].items()))
+    late = {number: taken for number, taken in found.items() if number >= chosen.memory_cycles / 2}
+    trends = {name: trend({number: taken[name] for number, taken in late.items()}) for name in processes}
+    print("private memory in MiB; trend of the second half in MiB per 1,000 cycles, and its standard error:")
+    print("  " + "  ".join(f"{name} {value:+.1f} ({error:.1f})" for name, (value, error) in trends.items()))
+    return {"cycles": chosen.memory_cycles, "private_mib": found, "mib_per_1000_cycles": trends}
+
+
+def processes_of_the_run() -> dict[str, int]:
+    """This process and the actors of its Ray cluster: name -> process id."""
+    found = {"driver": os.getpid()}
+    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        with contextlib.suppress(OSError):  # it has just ended
+            title = (folder / "cmdline").read_text().split("\0")[0]
+            if title.startswith("ray::") and "Actor" in title and is_descendant(int(folder.name)):
+                found[f"{title[5:].split('.')[0]} {folder.name}"] = int(folder.name)
+    return found
+
+
+def is_descendant(process: int) -> bool:
+    """Whether this process started it, or one that it started."""
+    while process > 1 and process != os.getpid():
+        process = int(status(process)["PPid"])
+    return process == os.getpid()
+
+
+def private_mib(process: int) -> float:
+    return int(status(process)["RssAnon"].split()[0]) / 1024
+
+
+def status(process: int) -> dict[str, str]:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return dict(line.split(":", 1) for line in lines)
+
+
+def trend(values: dict[int, float]) -> tuple[float, float]:
+    """Slope of the least-squares line per 1,000 cycles, and its standard error."""
+    import numpy
+
+    (slope, _), covariance = numpy.polyfit(list(values), list(values.values()), 1, cov=True)
+    return float(slope) * 1000, float(covariance[0, 0] ** 0.5) * 1000
 
 
 def arguments(chosen: argparse.Namespace, *more: str):

@@ -6,7 +6,8 @@ out of what it is nested in, and ranks that work at once count once), or "other"
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +19,9 @@ from miles_dmd.files import atomic_write_text
 PHASES = ("rollout", "critic train", "score", "actor train", "weight sync", "save")
 OTHER = "other"
 TIME_PREFIX = "time/"
+TRACED = 100_000
+"""Spans of a trace: some 10,000 cycles, and a file of 15 MB."""
+SUMMED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,18 @@ class Mark:
 
 
 class SpanLog:
-    """Spans of a run, kept in memory (a few dozen a cycle). ``clock`` gives seconds since the epoch."""
+    """Spans of a run. ``clock`` gives seconds since the epoch.
+
+    Memory stays bounded however long the run is: the trace has the last TRACED spans, and older ones are summed up.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self.spans: list[Span] = []
+        self.traced: deque[Span] = deque(maxlen=TRACED)
         self.start = Mark(clock(), 0)
+        self._summed: dict[str, float] = {}
+        self._summed_until = self.start
+        self._since_then: list[Span] = []
 
     @contextmanager
     def span(self, name: str, group: str = "driver", rank: int = 0) -> Iterator[None]:
@@ -62,25 +72,40 @@ class SpanLog:
 
     def add(self, name: str, group: str, start: float, duration: float, rank: int = 0) -> None:
         """A span that was measured elsewhere, in a trainer's own process for instance."""
-        self.spans.append(Span(name, group, start, max(0.0, duration), rank))
+        span = Span(name, group, start, max(0.0, duration), rank)
+        self.traced.append(span)
+        self._since_then.append(span)
 
     def mark(self) -> Mark:
         """Now: between two cycles, when no span is open."""
-        return Mark(self._clock(), len(self.spans))
+        now = Mark(self._clock(), self._summed_until.index + len(self._since_then))
+        if len(self._since_then) >= SUMMED:
+            self._summed = self._total(now.time)
+            self._summed_until, self._since_then = now, []
+        return now
+
+    def _total(self, end: float) -> dict[str, float]:
+        found = attributed(self._since_then, self._summed_until.time, end)
+        return {name: self._summed.get(name, 0.0) + found.get(name, 0.0) for name in self._summed | found}
 
     def totals(self, since: Mark | None = None) -> dict[str, float]:
         """Seconds by name from ``since`` (or the log's beginning) until now; they add up to that wall time.
 
-        The phases of the cycle come first, in their order and if only with 0; "other" comes last.
+        The phases of the cycle come first, in their order and if only with 0; "other" comes last. Raises ValueError for
+        a mark that is so old that what came after it has been summed up.
         """
-        since = since or self.start
-        found = attributed(self.spans[since.index :], since.time, self._clock())
+        if since is None:
+            found = self._total(self._clock())
+        elif since.index >= self._summed_until.index:
+            found = attributed(self._since_then[since.index - self._summed_until.index :], since.time, self._clock())
+        else:
+            raise ValueError(f"the spans since {since} have been summed up until {self._summed_until}")
         other = found.pop(OTHER, 0.0)
         return {name: found.pop(name, 0.0) for name in PHASES} | found | {OTHER: other}
 
     def write(self, path: str | Path) -> None:
         """A Chrome trace (chrome://tracing, ui.perfetto.dev): a process a group, a thread a rank."""
-        atomic_write_text(path, json.dumps(chrome_trace(self.spans, self.start.time)))
+        atomic_write_text(path, json.dumps(chrome_trace(self.traced, self.start.time)))
 
 
 def time_metrics(totals: Mapping[str, float]) -> dict[str, float]:
@@ -103,7 +128,7 @@ def attributed(spans: Sequence[Span], begin: float, end: float) -> dict[str, flo
     return seconds
 
 
-def chrome_trace(spans: Sequence[Span], origin: float) -> dict[str, Any]:
+def chrome_trace(spans: Collection[Span], origin: float) -> dict[str, Any]:
     """{"traceEvents": ...} with times in microseconds since ``origin`` (trace event format, "X" and "M" events)."""
     groups = {group: number for number, group in enumerate(dict.fromkeys(span.group for span in spans), start=1)}
     events: list[dict[str, Any]] = []

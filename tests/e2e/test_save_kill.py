@@ -234,7 +234,7 @@ def test_run_on_a_full_disk_says_so_and_stops_or_goes_on(full_after_the_first, f
     status = main(words)
 
     shown = capsys.readouterr()
-    said = shown.err.splitlines()[-1] if code else shown.out
+    said = shown.err.splitlines()[-1] if code else shown.err
     first = tmp_path / "checkpoints" / "cycle_000001"
     assert status == code
     assert "the checkpoint of cycle 2 could not be written" in said

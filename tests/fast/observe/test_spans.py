@@ -1,11 +1,13 @@
 """Each second of a run counts once, for the innermost of what was going on."""
 
 import json
+from collections import deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from miles_dmd.observe import spans
 from miles_dmd.observe.spans import Span, SpanLog, attributed, chrome_trace, time_metrics
 
 
@@ -146,3 +148,25 @@ def test_a_trace_of_nothing_is_a_trace():
 
 def test_a_cycles_totals_become_metrics():
     assert time_metrics({"critic train": 1.5, "other": 0.0}) == {"time/critic_train": 1.5, "time/other": 0.0}
+
+
+def test_a_long_run_adds_up_and_keeps_the_last_spans_alone(clock, monkeypatch):
+    monkeypatch.setattr(spans, "SUMMED", 5)
+    log = SpanLog(clock)
+    log.traced = deque(maxlen=7)
+
+    for _ in range(100):
+        mark = log.mark()
+        with log.span("rollout", "rollout"):
+            clock.pass_by(1.0)
+        with log.span("score", "critic"):
+            clock.pass_by(2.0)
+        clock.pass_by(0.5)
+        assert log.totals(mark)["score"] == 2.0
+
+    totals = log.totals()
+    assert (totals["rollout"], totals["score"], totals["other"]) == (100.0, 200.0, 50.0)
+    assert len(log.traced) == 7
+    assert len(log._since_then) < 10
+    with pytest.raises(ValueError, match="have been summed up"):
+        log.totals(log.start)
