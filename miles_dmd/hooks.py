@@ -200,7 +200,7 @@ class KeepBest:
         """The best student of the run so far is elsewhere, or has made way for a later one that is not of this run."""
         if self.earlier is not None and read_best(self.earlier) == self._best:
             earlier = self.earlier
-            self._replace(self._best, lambda new: shutil.copytree(earlier, new))
+            self._replace(self._best, lambda new: shutil.copytree(earlier, new, symlinks=True))
             return
         logger.warning(
             "%s: the best student so far (%s %.6g after step %d) is not kept any more; the next has to beat it",

@@ -114,8 +114,9 @@ class DistillationTrainer:
         if self.controller_instance is not None:
             raise ConfigError("this trainer has run, and its groups are gone; make another one to run again")
         self.plan.refuse_unrunnable()
-        self.resume = resume = open_resume(self.args)
         with own_directory(self.args) as self.directory:
+            # within the lock: a run that was at work there a moment ago may have left a later checkpoint
+            self.resume = resume = open_resume(self.args)
             if resume is not None:
                 resume.verify()
             with started_groups(self.args, self.loss_type, self.plan) as (groups, rollouts, prompts):

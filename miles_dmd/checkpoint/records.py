@@ -1,6 +1,8 @@
-"""What does a run record beside its tensors? Where the driver is, driver.json, and how trainers were asked, args.json.
+"""What does a run record beside its tensors? JSON files whose checksums are the manifest's, and whose fields are here.
 
-Their checksums are the manifest's; here it is whether they are what their format says.
+driver.json             where the driver is
+<group>/args.json       how a trainer was asked
+<group>/trainer.json    where it is: steps of its optimizer, scheduler and average
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 from miles_dmd.checkpoint.manifest import COUNTERS, read_json
 from miles_dmd.checkpoint.shape import (
     NATURAL,
+    NATURAL_OR_NULL,
     NUMBER,
     NUMBER_OR_NULL,
     OBJECT,
@@ -25,7 +28,7 @@ from miles_dmd.checkpoint.shape import (
 from miles_dmd.errors import FormatError
 
 FORMAT = 1
-"""Of both."""
+"""Of all of them."""
 OBSERVERS = {
     "alarms": {
         "series": {"actor/teacher_critic_gap": Each(NUMBER), "critic/loss": Each(NUMBER)},
@@ -52,6 +55,14 @@ DRIVER = {
     "plan": OBJECT,
     "observers": Open(OBSERVERS),
 }
+TRAINER = {
+    "format": POSITIVE,
+    "ranks": POSITIVE,
+    "parameters": Each(TEXT),
+    "optimizer_steps": Named(NATURAL),
+    "scheduler_steps": NATURAL,
+    "average_steps": NATURAL_OR_NULL,
+}
 ARGUMENTS = {"format": POSITIVE, "arguments": OBJECT, "sources": Named({"path": TEXT, "sha256": TEXT})}
 
 
@@ -63,6 +74,11 @@ def read_driver(checkpoint: Path) -> dict[str, Any]:
 def read_arguments(checkpoint: Path, group: str) -> dict[str, Any]:
     """Raises CheckpointError, FormatError."""
     return _read(checkpoint / group / "args.json", ARGUMENTS)
+
+
+def read_trainer(directory: Path) -> dict[str, Any]:
+    """Of a group, whose folder ``directory`` is. Raises CheckpointError, FormatError."""
+    return _read(directory / "trainer.json", TRAINER)
 
 
 def _read(path: Path, shape: Any) -> dict[str, Any]:

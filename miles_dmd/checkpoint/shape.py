@@ -49,6 +49,7 @@ class Open:
 
 TEXT = Is("a text", lambda value: isinstance(value, str))
 NATURAL = Is("a whole number of at least 0", lambda value: type(value) is int and value >= 0)
+NATURAL_OR_NULL = Is("a whole number or null", lambda value: value is None or NATURAL.holds(value))
 POSITIVE = Is("a whole number of at least 1", lambda value: type(value) is int and value >= 1)
 NUMBER = Is("a finite number", lambda value: type(value) in (int, float) and math.isfinite(value))
 NUMBER_OR_NULL = Is("a finite number or null", lambda value: value is None or NUMBER.holds(value))

@@ -35,9 +35,12 @@ def read_batch(path: Path) -> DenoisingBatch:
             tensors = {name: file.get_tensor(name) for name in _TENSORS}
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is no batch: {error}") from error
-    if numbers.pop("format", None) != FORMAT:
+    if not isinstance(numbers, dict) or numbers.pop("format", None) != FORMAT:
         raise CheckpointError(f"{path} is a batch of another format; this version reads format {FORMAT}")
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in numbers.items()
     }
-    return DenoisingBatch(**values, **tensors)
+    try:
+        return DenoisingBatch(**values, **tensors)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is no batch: {error}") from error

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from miles_dmd.checkpoint.manifest import FileEntry, entry_of, read_json
-from miles_dmd.errors import CheckpointError, FormatError, SaveError
+from miles_dmd.checkpoint.records import FORMAT, read_trainer
+from miles_dmd.errors import CheckpointError, SaveError
 from miles_dmd.files import write_synced
 from miles_dmd.training.shard import like
 
-FORMAT = 1
 FILE_BYTES = 256 << 20
 """Most tensors of a file, of all ranks together: what a save holds in memory beside the shards themselves."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -75,9 +75,7 @@ class TrainerState:
 
     def load(self, directory: Path) -> None:
         """Everything that ``save`` wrote, on any number of ranks. Raises CheckpointError."""
-        numbers = read_json(directory / "trainer.json")
-        if numbers.get("format") != FORMAT:
-            raise FormatError(f"{directory}: trainer state of format {numbers.get('format')!r}; this reads {FORMAT}")
+        numbers = read_trainer(directory)
         self._require_same(numbers, directory)
         if self.optimizer is not None:
             self._prepare_moments(numbers["optimizer_steps"])
@@ -87,7 +85,10 @@ class TrainerState:
             self.average.steps = numbers["average_steps"]
         own = directory / f"rank_{dist.get_rank()}.json"
         if own.is_file():  # of a group that has grown, a new rank keeps its own
-            set_random_state(read_json(own))
+            try:
+                set_random_state(read_json(own))
+            except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+                raise CheckpointError(f"{own} holds no random state: {' '.join(str(error).split())}") from error
 
     def _tensors(self) -> dict[str, Tensor]:
         """This rank's shards, by name: the live memory, not copies."""
@@ -128,6 +129,8 @@ class TrainerState:
         here = {name for name, _ in self._parameters()}
         if apart := sorted(here ^ set(numbers["parameters"])):
             raise CheckpointError(f"{directory} holds another network: {apart[0]} is in one of the two only")
+        if strange := sorted(numbers["optimizer_steps"].keys() - here):
+            raise CheckpointError(f"{directory / 'trainer.json'} has steps of {strange[0]}, which is not there")
         if (self.average is None) != (numbers["average_steps"] is None):
             raise CheckpointError(f"{directory}: one of checkpoint and run has a moving average, the other has none")
 

@@ -17,9 +17,9 @@ DRIVER = """
 import subprocess, sys, time
 from pathlib import Path
 from miles_dmd.cluster.guardian import Guardian
-directory = Path(sys.argv[1])
+directory = Path(input())  # not an argument: it would be a process of the cluster itself
 guardian = Guardian(directory)
-server = subprocess.Popen([sys.executable, "-c", sys.argv[2], str(directory)], start_new_session=True)
+server = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(directory)], start_new_session=True)
 print(server.pid, guardian._process.pid, flush=True)
 time.sleep(600)
 """
@@ -97,12 +97,15 @@ def test_finish_ends_everything_and_removes_the_directory(directory, server):
 
 def test_killed_driver_leaves_nothing(directory):
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(directory), CLUSTER], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", DRIVER, CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    driver.stdin.write(f"{directory}\n")
+    driver.stdin.flush()
     server, guard = map(int, driver.stdout.readline().split())
     bystander = subprocess.Popen(["sleep", "60"])
-    wait_until(lambda: len(members(str(directory), {})) >= 3)
+    wait_until(lambda: len(members(str(directory), {})) == 3)
     (orphan,) = members(str(directory), {}).keys() - {server, guard}
+    wait_until(lambda: Path(f"/proc/{orphan}/comm").read_text() == "sleep\n")
     time.sleep(2 * guardian.SCAN_SECONDS)
     os.kill(server, signal.SIGKILL)  # as Ray's servers go first, and leave agents that name no directory
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from miles_dmd.contracts.batch_file import read_batch, write_batch
 from miles_dmd.contracts.samples import DenoisingBatch, RealLatents
@@ -45,6 +46,16 @@ def test_other_file_is_no_batch(tmp_path, content):
     (tmp_path / "batch.safetensors").write_bytes(content)
 
     with pytest.raises(CheckpointError, match="is no batch"):
+        read_batch(tmp_path / "batch.safetensors")
+
+
+@pytest.mark.parametrize("header", ["[]", "{}", '{"format": 1}', '{"format": 1, "ids": 3}', "x"])
+def test_header_that_says_something_else_is_refused_by_name(batch, tmp_path, header):
+    write_batch(tmp_path / "batch.safetensors", batch)
+    tensors = load_file(tmp_path / "batch.safetensors")
+    save_file(tensors, tmp_path / "batch.safetensors", {"batch": header})
+
+    with pytest.raises(CheckpointError, match=r"batch\.safetensors is (no|a) batch"):
         read_batch(tmp_path / "batch.safetensors")
 
 

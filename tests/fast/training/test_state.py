@@ -222,8 +222,24 @@ def test_other_format_is_refused(group):
     numbers = json.loads((group / "trainer.json").read_text())
     (group / "trainer.json").write_text(json.dumps({**numbers, "format": 2}))
 
-    with pytest.raises(FormatError, match="trainer state of format 2"):
+    with pytest.raises(FormatError, match=r"trainer\.json has format 2; this version reads format 1"):
         Small(1).state.load(group)
+
+
+@pytest.mark.parametrize("name", ["trainer.json", "rank_0.json"])
+def test_malformed_numbers_are_refused_by_name(group, name):
+    """Each key deleted, each replaced by something else: nothing of it ends in another exception."""
+    Small(0).state.save(group)
+    sound = json.loads((group / name).read_text())
+    changed = [{k: v for k, v in sound.items() if k != key} for key in sound if key != "format"]
+    changed += [{**sound, key: value} for key in sound if key != "format" for value in ({"x": 1}, "x", [-1], True)]
+
+    for content in changed:
+        (group / name).write_text(json.dumps(content))
+        with pytest.raises(CheckpointError) as refusal:
+            Small(1).state.load(group)
+        assert str(refusal.value).startswith(f"{group / name} ")
+        assert "\n" not in str(refusal.value)
 
 
 def test_directory_that_cannot_be_written_is_told(group):
