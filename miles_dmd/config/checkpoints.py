@@ -57,8 +57,8 @@ def from_config(kind: type[C], content: Mapping[str, Any], where: str) -> C:
     return kind(**values)
 
 
-def require_pipeline(directory: Path, pipeline: str, components: Sequence[str]) -> None:
-    """Raises ConfigError unless ``directory`` is a pipeline of that class with all ``components``."""
+def require_pipeline(directory: Path, pipeline: str, components: Mapping[str, Sequence[str]]) -> None:
+    """Raises ConfigError unless ``directory`` is a pipeline of that class with all ``components``, of their classes."""
     if not is_folder(directory):
         raise ConfigError(f"is no directory; download one: hf download REPOSITORY --local-dir {directory}")
     if not is_file(directory / "model_index.json"):
@@ -75,10 +75,15 @@ def require_pipeline(directory: Path, pipeline: str, components: Sequence[str]) 
             _require_inside(name, directory / "model_index.json")
             for weights in sorted((directory / name).glob("*.index.json")):
                 weight_names(weights)
-    for name in components:
+    for name, classes in components.items():
         entry = index.get(name)
         if not isinstance(entry, list) or not entry or entry[0] is None:
             raise ConfigError(f"lacks the component {name} (model_index.json); name a complete {pipeline}")
+        if entry[-1] not in classes:
+            raise ConfigError(
+                f"has a {shown(entry[-1])} as {name} (model_index.json), and needs {' or '.join(classes)}"
+            )
+    for name in (name for name, entry in index.items() if isinstance(entry, list) and entry and entry[0] is not None):
         if not any(is_file(directory / name / config) for config in _CONFIGS):
             raise ConfigError(f"lacks the component {name} ({directory / name} has no config); download it completely")
 
@@ -88,7 +93,7 @@ def require_weights(directory: Path) -> None:
     for path in weight_files(directory):
         if not is_file(path):
             raise ConfigError(f"lacks the weights {path}; download them, or look at the run with --dry-run")
-        _sizes(path)
+        _header(path)
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -129,11 +134,45 @@ def safetensors_parameters(directory: Path) -> int | None:
     files = weight_files(directory)
     if not all(map(is_file, files)):
         return None
-    return sum(size for path in files for name, size in _sizes(path) if name not in NOT_PARAMETERS)
+    return sum(math.prod(shape) for name, shape in _shapes(files).items() if name not in NOT_PARAMETERS)
 
 
-def _sizes(path: Path) -> list[tuple[str, int]]:
-    """(name, number of elements) of each tensor. A file starts with the length of its JSON header: u64, little end."""
+def require_tensors(directory: Path, marks: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ConfigError unless a component's weights, where they are there, have these tensors of these shapes."""
+    files = weight_files(directory)
+    found = _shapes(files) if all(map(is_file, files)) else dict(marks)
+    for name, shape in marks.items():
+        if found.get(name) != shape:
+            there = f"{name} of shape {list(found[name])}" if name in found else f"no {name}"
+            raise ConfigError(
+                f"the weights in {directory} have {there}, and its config.json describes one of shape {list(shape)}; "
+                "download both again from one place"
+            )
+
+
+def require_tokenizer(directory: Path) -> None:
+    """Raises ConfigError unless a tokenizer has its words: without them transformers makes one that knows none."""
+    if is_file(path := directory / "tokenizer.json"):
+        try:
+            json.loads(read_text(path))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} is no JSON ({error}); download it again") from error
+        return
+    names = ["spiece.model", "vocab.json", "merges.txt"]
+    spiece, vocabulary, merges = (is_file(directory / name) for name in names)
+    if not spiece and not (vocabulary and merges):
+        raise ConfigError(
+            f"{directory} has neither tokenizer.json nor spiece.model nor vocab.json with merges.txt; download it "
+            "completely"
+        )
+
+
+def _shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+    return {name: shape for path in files for name, shape in _header(path).items()}
+
+
+def _header(path: Path) -> dict[str, tuple[int, ...]]:
+    """name -> shape of each tensor. A file starts with the length of its JSON header: u64, little end."""
     damaged = ConfigError(f"{path} is no safetensors file, or not all of it; download it again")
     try:
         with path.open("rb") as file:
@@ -144,7 +183,7 @@ def _sizes(path: Path) -> list[tuple[str, int]]:
             header = json.loads(file.read(length))
             size = path.stat().st_size
         header.pop("__metadata__", None)
-        found = [(name, math.prod(map(int, entry["shape"]))) for name, entry in header.items()]
+        found = {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
         end = 8 + length + max(int(entry["data_offsets"][1]) for entry in header.values())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror})") from error

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from miles_dmd.config.checkpoints import read_json, require_pipeline, require_weights, safetensors_parameters
+from miles_dmd.config.checkpoints import (
+    read_json,
+    require_pipeline,
+    require_tensors,
+    require_tokenizer,
+    require_weights,
+    safetensors_parameters,
+)
 from miles_dmd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,10 +23,14 @@ def check_pipeline(directory: Path, family: ModelFamily, *, weights: bool) -> No
     """Raises ConfigError unless ``directory`` is a whole pipeline of the family, with all ``weights`` if asked."""
     require_pipeline(directory, family.pipeline, family.components)
     family.check(directory)
-    for component in family.components:
-        if weights and (component == family.network_component or component.startswith(("text_encoder", "vae"))):
+    for component in family.components if weights else ():
+        if component == family.network_component or component.startswith(("text_encoder", "vae")):
             require_weights(directory / component)
+        if component.startswith("tokenizer"):
+            require_tokenizer(directory / component)
     _require_own_weights(directory / family.network_component, family)
+    for component, tensors in family.marks(directory).items():
+        require_tensors(directory / component, tensors)
 
 
 def require_alike(family: ModelFamily, directory: Path, other_flag: str, other: Path) -> None:

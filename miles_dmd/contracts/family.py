@@ -23,8 +23,8 @@ class ModelFamily:
     name: str
     pipeline: str
     """Class that model_index.json must name."""
-    components: tuple[str, ...]
-    """Folders that a pipeline directory of this family must have."""
+    components: Mapping[str, tuple[str, ...]]
+    """Folders that a pipeline directory of this family must have -> the classes that model_index.json may name."""
     network_component: str
     """The folder of the network that is distilled."""
     shard_blocks: tuple[str, ...]
@@ -32,6 +32,9 @@ class ModelFamily:
     check: Callable[[Path], None]
     """Raises ConfigError, ``FILE: what is wrong; cure``, for a pipeline directory whose JSON files have a value of
     another type, or do not fit each other."""
+    marks: Callable[[Path], Mapping[str, Mapping[str, tuple[int, ...]]]]
+    """component -> tensors and their shapes by which the weights of a pipeline directory are known to be its own; the
+    distilled network is known by the number of its parameters."""
     shared: Callable[[Path], Mapping[str, Any]]
     """What every network of a run must have alike with the others: latents and text. By name, for messages."""
     scheduler_shift: Callable[[Path], float]

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from miles_dmd.models.sd3.configs import CLASSES
+
 SD35_MEDIUM: Mapping[str, Any] = {
     "_class_name": "SD3Transformer2DModel",
     "attention_head_dim": 64,
@@ -45,7 +47,7 @@ def configuration_only(tmp_path: Path) -> Path:
         "scheduler",
         *(f"{kind}{n}" for kind in ("tokenizer", "text_encoder") for n in NUMBERS),
     )
-    index = {"_class_name": "StableDiffusion3Pipeline", **{name: ["diffusers", "Class"] for name in names}}
+    index = {"_class_name": "StableDiffusion3Pipeline", **{name: ["library", CLASSES[name][0]] for name in names}}
     files = {
         "model_index.json": index,
         "transformer/config.json": dict(SD35_MEDIUM),
@@ -60,9 +62,9 @@ def configuration_only(tmp_path: Path) -> Path:
         "tokenizer/tokenizer_config.json": {"model_max_length": 77},
         "tokenizer_2/tokenizer_config.json": {"model_max_length": 77},
         "tokenizer_3/tokenizer_config.json": {"model_max_length": 512},
-        "text_encoder/config.json": {"projection_dim": 768},
-        "text_encoder_2/config.json": {"projection_dim": 1280},
-        "text_encoder_3/config.json": {"d_model": 4096},
+        "text_encoder/config.json": {"projection_dim": 768, "hidden_size": 768, "num_hidden_layers": 12},
+        "text_encoder_2/config.json": {"projection_dim": 1280, "hidden_size": 1280, "num_hidden_layers": 32},
+        "text_encoder_3/config.json": {"d_model": 4096, "num_layers": 24},
     }
     for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,17 @@ from typing import Any
 
 from miles_dmd.config.checkpoints import from_config
 from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.models.sd3.configs import Transformer, check, scheduler, shared, tokenizer, transformer, vae
+from miles_dmd.models.sd3.configs import (
+    CLASSES,
+    Transformer,
+    check,
+    marks,
+    scheduler,
+    shared,
+    tokenizer,
+    transformer,
+    vae,
+)
 
 PIPELINE_TEXT_LENGTH = 256
 """T5 tokens that StableDiffusion3Pipeline uses unless told otherwise, whatever the tokenizer allows."""
@@ -91,20 +101,11 @@ def scheduler_shift(checkpoint: Path) -> float:
 family = ModelFamily(
     name="sd3",
     pipeline="StableDiffusion3Pipeline",
-    components=(
-        "transformer",
-        "vae",
-        "scheduler",
-        "tokenizer",
-        "tokenizer_2",
-        "tokenizer_3",
-        "text_encoder",
-        "text_encoder_2",
-        "text_encoder_3",
-    ),
+    components=CLASSES,
     network_component="transformer",
     shard_blocks=("JointTransformerBlock",),
     check=check,
+    marks=marks,
     shared=shared,
     scheduler_shift=scheduler_shift,
     count_parameters=count_parameters,

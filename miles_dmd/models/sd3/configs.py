@@ -12,7 +12,21 @@ from miles_dmd.errors import ConfigError
 TRAIN_TIMESTEPS = 1000
 """What sigma = 1 is called by the network's time embedding."""
 MOST_LEVELS = 8
+CLIP_FOLDERS = ("text_encoder", "text_encoder_2")
 Size = Annotated[int, Range(1, 65_536)]
+Layers = Annotated[int, Range(1, 1000)]
+CLASSES: Mapping[str, tuple[str, ...]] = {
+    "transformer": ("SD3Transformer2DModel",),
+    "vae": ("AutoencoderKL",),
+    "scheduler": ("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler", "FlowMatchHeunDiscreteScheduler"),
+    "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
+    "tokenizer_2": ("CLIPTokenizer", "CLIPTokenizerFast"),
+    "tokenizer_3": ("T5Tokenizer", "T5TokenizerFast"),
+    "text_encoder": ("CLIPTextModelWithProjection",),
+    "text_encoder_2": ("CLIPTextModelWithProjection",),
+    "text_encoder_3": ("T5EncoderModel",),
+}
+"""component -> what model_index.json may call it."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +37,7 @@ class Transformer:
     sample_size: Size = 128
     patch_size: Annotated[int, Range(1, 64)] = 2
     in_channels: Size = 16
-    num_layers: Annotated[int, Range(1, 1000)] = 18
+    num_layers: Layers = 18
     attention_head_dim: Size = 64
     num_attention_heads: Size = 18
     joint_attention_dim: Size = 4096
@@ -71,11 +85,20 @@ class Tokenizer:
 
 
 @dataclass(frozen=True)
-class TextEncoder:
-    """CLIP's width of a pooled embedding, T5's of a token's; each encoder has one of them."""
+class Clip:
+    """CLIPTextModelWithProjection."""
 
-    projection_dim: Size | None = None
-    d_model: Size | None = None
+    projection_dim: Size = 512
+    hidden_size: Size = 512
+    num_hidden_layers: Layers = 12
+
+
+@dataclass(frozen=True)
+class T5:
+    """T5EncoderModel."""
+
+    d_model: Size = 512
+    num_layers: Layers = 6
 
 
 def transformer(checkpoint: Path) -> Transformer:
@@ -95,15 +118,21 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
     return read_config(Tokenizer, checkpoint / "tokenizer_3" / "tokenizer_config.json")
 
 
+def clip(checkpoint: Path, folder: str) -> Clip:
+    return read_config(Clip, checkpoint / folder / "config.json")
+
+
+def t5(checkpoint: Path) -> T5:
+    return read_config(T5, checkpoint / "text_encoder_3" / "config.json")
+
+
 def check(checkpoint: Path) -> None:
     """Raises ConfigError for a value of another type, and for components that do not fit each other."""
     network, decoder = transformer(checkpoint), vae(checkpoint)
     scheduler(checkpoint)
     for number in ("", "_2", "_3"):
         read_config(Tokenizer, checkpoint / f"tokenizer{number}" / "tokenizer_config.json")
-    clip, clip_2, t5 = (
-        read_config(TextEncoder, checkpoint / f"text_encoder{number}" / "config.json") for number in ("", "_2", "_3")
-    )
+    pooled = sum(clip(checkpoint, folder).projection_dim for folder in CLIP_FOLDERS)
     if not 1 <= len(decoder.block_out_channels) <= MOST_LEVELS:
         raise ConfigError(
             f"{checkpoint / 'vae' / 'config.json'}: block_out_channels has {len(decoder.block_out_channels)} levels, "
@@ -114,15 +143,14 @@ def check(checkpoint: Path) -> None:
             f"{checkpoint / 'vae' / 'config.json'}: has no shift_factor, and latents of this family are decoded with "
             "one; name a complete pipeline"
         )
-    pooled = clip.projection_dim and clip_2.projection_dim and clip.projection_dim + clip_2.projection_dim
     for name, here, other, there in (
         ("in_channels", network.in_channels, "latent_channels of vae", decoder.latent_channels),
         ("out_channels", network.out_channels, "in_channels", network.in_channels),
         ("caption_projection_dim", network.caption_projection_dim, "heads times attention_head_dim", network.width),
         ("pooled_projection_dim", network.pooled_projection_dim, "projection_dim of both CLIP encoders", pooled),
-        ("joint_attention_dim", network.joint_attention_dim, "d_model of text_encoder_3", t5.d_model),
+        ("joint_attention_dim", network.joint_attention_dim, "d_model of text_encoder_3", t5(checkpoint).d_model),
     ):
-        if here is not None and there is not None and here != there:
+        if here is not None and here != there:
             raise ConfigError(
                 f"{checkpoint / 'transformer' / 'config.json'}: {name} {here} does not fit {other}, {there}; name a "
                 "directory whose components belong together"
@@ -140,3 +168,25 @@ def shared(checkpoint: Path) -> Mapping[str, Any]:
         "joint_attention_dim of text": network.joint_attention_dim,
         "pooled_projection_dim of text": network.pooled_projection_dim,
     }
+
+
+def marks(checkpoint: Path) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+    """component -> tensors, with their shapes, that tell its weights from another's; its first and its last."""
+    decoder, long = vae(checkpoint), t5(checkpoint)
+    found: dict[str, Mapping[str, tuple[int, ...]]] = {
+        "vae": {
+            "decoder.conv_in.weight": (decoder.block_out_channels[-1], decoder.latent_channels, 3, 3),
+            "decoder.conv_out.weight": (3, decoder.block_out_channels[0], 3, 3),
+        },
+        "text_encoder_3": {
+            "encoder.final_layer_norm.weight": (long.d_model,),
+            f"encoder.block.{long.num_layers - 1}.layer.1.layer_norm.weight": (long.d_model,),
+        },
+    }
+    for folder in CLIP_FOLDERS:
+        short = clip(checkpoint, folder)
+        found[folder] = {
+            "text_projection.weight": (short.projection_dim, short.hidden_size),
+            f"text_model.encoder.layers.{short.num_hidden_layers - 1}.layer_norm2.weight": (short.hidden_size,),
+        }
+    return found

@@ -17,7 +17,7 @@ from miles_dmd.config.values import kinds
 from miles_dmd.engines.sglang import Options as EngineOptions
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import Options
-from miles_dmd.models.sd3.configs import Scheduler, TextEncoder, Transformer, Vae
+from miles_dmd.models.sd3.configs import T5, Clip, Scheduler, Transformer, Vae
 from miles_dmd.report import resolved_run
 
 SCALARS = (
@@ -62,7 +62,8 @@ READ = [
     *(("vae/config.json", name) for name in kinds(Vae)),
     *(("scheduler/scheduler_config.json", name) for name in kinds(Scheduler)),
     *((f"tokenizer{n}/tokenizer_config.json", "model_max_length") for n in ("", "_2", "_3")),
-    *((f"text_encoder{n}/config.json", name) for n in ("", "_2", "_3") for name in kinds(TextEncoder)),
+    *((f"text_encoder{n}/config.json", name) for n in ("", "_2") for name in kinds(Clip)),
+    *(("text_encoder_3/config.json", name) for name in kinds(T5)),
     *(("model_index.json", name) for name in ("_class_name", "vae", "odd")),
     ("vae/diffusion_pytorch_model.safetensors.index.json", "weight_map"),
 ]

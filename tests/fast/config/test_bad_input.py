@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -329,8 +330,6 @@ def test_a_checkpoint_of_other_latents_or_text_is_refused_at_the_door(run, teach
 
 
 def test_weights_of_another_network_are_refused_at_the_door(run, tmp_path, teacher):
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(teacher, copy)
     path = copy / "transformer" / "config.json"
@@ -340,6 +339,62 @@ def test_weights_of_another_network_are_refused_at_the_door(run, tmp_path, teach
 
     assert (code, len(lines), written) == (2, 1, [])
     assert all(part in lines[0] for part in (f"--hf-checkpoint {copy}", "have 320,960 parameters", "download both"))
+
+
+def without(*names):
+    def spoil(directory):
+        for name in names:
+            (directory / name).unlink()
+
+    return spoil
+
+
+def copied(source, target):
+    return lambda directory: shutil.copy(directory / source, directory / target)
+
+
+def written(name, text):
+    return lambda directory: (directory / name).write_text(text)
+
+
+def indexed(name, entry):
+    def spoil(directory):
+        path = directory / "model_index.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), name: entry}))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "parts"),
+    [
+        (without("tokenizer/vocab.json", "tokenizer/tokenizer.json"), ["tokenizer has neither tokenizer.json"]),
+        (without("tokenizer_3/spiece.model", "tokenizer_3/tokenizer.json"), ["tokenizer_3 has neither"]),
+        (written("tokenizer_3/tokenizer.json", "{"), ["tokenizer_3/tokenizer.json is no JSON"]),
+        (
+            copied("text_encoder_3/model.safetensors", "text_encoder/model.safetensors"),
+            ["text_encoder have no text_projection.weight", "download both"],
+        ),
+        (
+            copied("transformer/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors"),
+            ["vae have no decoder.conv_in.weight"],
+        ),
+        (written("text_encoder/config.json", '{"hidden_size": 16, "projection_dim": 16}'), ["layers.11.layer_norm2"]),
+        (indexed("image_encoder", ["transformers", "SiglipVisionModel"]), ["lacks the component image_encoder"]),
+        (indexed("scheduler", ["diffusers", "DDIMScheduler"]), ["'DDIMScheduler' as scheduler", "FlowMatchEuler"]),
+        (indexed("tokenizer_3", ["transformers", "Nonsense"]), ["'Nonsense' as tokenizer_3", "T5Tokenizer"]),
+    ],
+)
+def test_what_would_be_made_up_in_silence_is_refused(run, tmp_path, teacher, flags, spoil, parts):
+    """transformers draws missing weights at random, and reads every word as unknown where it has no vocabulary."""
+    copy = tmp_path / "copy"
+    shutil.copytree(teacher, copy)
+    spoil(copy)
+
+    code, lines, written = run(*flags("--hf-checkpoint", str(copy)), whole=False)
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert all(part in lines[0] for part in (f"--hf-checkpoint {copy}", *parts)), lines[0]
 
 
 def test_a_device_that_is_not_there_is_refused_without_torch(tmp_path, flags):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from miles_dmd.config.args import Args
+from miles_dmd.config.checkpoints import ENCODER_WEIGHTS, WEIGHTS
 from miles_dmd.config.checks import check_args
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.trainers import TrainerConfig
@@ -186,19 +187,21 @@ def test_a_directory_that_is_no_pipeline_is_refused(asked, latest, tmp_path):
 
 def test_a_run_with_weights_passes(asked, configuration_only, sd35_medium_config):
     number = family.count_parameters(sd35_medium_config)
-    header = json.dumps({"x": {"dtype": "F32", "shape": [number], "data_offsets": [0, 8]}}).encode()
-    encoders = [f"text_encoder{number}/model" for number in ("", "_2", "_3")]
-    for name in ("transformer/diffusion_pytorch_model", "vae/diffusion_pytorch_model", *encoders):
-        weights = configuration_only / f"{name}.safetensors"
-        weights.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    for component, tensors in {"transformer": {"x": (number,)}, **family.marks(configuration_only)}.items():
+        header = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 8]} for name, shape in tensors.items()}
+        text = json.dumps(header).encode()
+        weights = configuration_only / component / (ENCODER_WEIGHTS if "text" in component else WEIGHTS)
+        weights.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    for number in ("", "_2", "_3"):
+        (configuration_only / f"tokenizer{number}" / "tokenizer.json").write_text("{}")
     real = [word for word in asked if word != "--dry-run"]
 
     args = parse_args(real)
 
     assert not args.dry_run
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ConfigError, match=r"--hf-checkpoint .*text_encoder_3.* not all of it; download it again"):
+    with pytest.raises(ConfigError, match=r"--hf-checkpoint .*text_encoder_2.* not all of it; download it again"):
         parse_args(real)
     weights.unlink()
-    with pytest.raises(ConfigError, match=r"--hf-checkpoint .* lacks the weights .*text_encoder_3"):
+    with pytest.raises(ConfigError, match=r"--hf-checkpoint .* lacks the weights .*text_encoder_2"):
         parse_args(real)
