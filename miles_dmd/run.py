@@ -218,6 +218,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line. 0: done; 1: the run failed; 2: it was asked for what cannot be, and nothing was written;
     130 and 143: it was told to stop, by SIGINT or SIGTERM."""
     setup_logging()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a path may hold what it cannot show
     request, trainer = StopRequest(), None
     try:
         with listening(request):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
@@ -10,13 +11,14 @@ from miles_dmd.config.flags import flag_name
 from miles_dmd.config.metric_names import metric_names
 from miles_dmd.config.networks import check_pipeline, require_alike
 from miles_dmd.config.overrides import check_read, check_run_wide
-from miles_dmd.config.places import check_device, check_places
+from miles_dmd.config.places import check_device, check_places, check_ray_address
+from miles_dmd.config.plugins import check_engine_options, check_loss_options, check_plan, check_plugins
 from miles_dmd.config.presets import shipped
 from miles_dmd.config.resume import open_resume
 from miles_dmd.config.runs import check_save
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import checked, kinds
-from miles_dmd.errors import ConfigError, PlanError
+from miles_dmd.errors import ConfigError
 from miles_dmd.observe.trackers import check_installed
 from miles_dmd.registry import nearest
 
@@ -27,7 +29,7 @@ def check_args(args: Args) -> None:
         try:
             rule(args)
         except OSError as error:
-            raise ConfigError(f"{error.filename}: {error.strerror}; it is in the way of the run") from error
+            raise ConfigError(f"{_who_named(error.filename, args)}: {error.strerror}; name another") from error
 
 
 def check_required(args: Args) -> None:
@@ -45,31 +47,6 @@ def check_values(args: Args) -> None:
     for arguments in (args, args.loss_options, args.engine_options):
         for name, kind in kinds(type(arguments)).items():
             checked(kind, getattr(arguments, name), flag_name(name))
-
-
-def check_plugins(args: Args) -> None:
-    registry.load("models", args.model_family)
-    registry.load("engines", args.rollout_engine)
-    for trainer in compute_trainer_configs(args):
-        registry.load("roles", trainer.role)
-
-
-def check_loss_options(args: Args) -> None:
-    loss_type = registry.load("losses", args.loss_type)
-    loss_type.check(args)
-    for _, own in _trainers(args):
-        loss_type.check(own)
-
-
-def check_engine_options(args: Args) -> None:
-    registry.load("engines", args.rollout_engine).check(args)
-
-
-def check_plan(args: Args) -> None:
-    try:
-        registry.load("losses", args.loss_type).plan(args)
-    except PlanError as error:
-        raise ConfigError(_in_flags(str(error), args)) from error
 
 
 def check_one_step_a_phase(args: Args) -> None:
@@ -200,6 +177,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_local,
     check_places,
     check_device,
+    check_ray_address,
     check_checkpoints,
     check_pixels,
     check_text_length,
@@ -237,8 +215,10 @@ def _source(args: Args, argument: str) -> str:
     return "teacher_checkpoint" if args.teacher_checkpoint else "hf_checkpoint"
 
 
-def _in_flags(message: str, args: Args) -> str:
-    """A plan speaks of its settings; the user wrote flags."""
-    for name in sorted(kinds(type(args.loss_options)), key=len, reverse=True):
-        message = message.replace(name, flag_name(name))
-    return f"--loss-type {args.loss_type}: {message}"
+def _who_named(path: Any, args: Args) -> str:
+    """The flag of a path that could not be looked at, and the path."""
+    if path is None:
+        return "the current directory"
+    given = {name: getattr(args, name) for name in kinds(Args)}
+    flags = [flag_name(name) for name, value in given.items() if isinstance(value, str) and value in str(path)]
+    return " ".join([*flags[:1], str(path)])

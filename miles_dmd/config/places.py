@@ -38,6 +38,16 @@ def check_device(args: Args) -> None:
         raise ConfigError("--device cuda: this machine shows no CUDA device; pass --device auto or cpu")
 
 
+def check_ray_address(args: Args) -> None:
+    """Raises ConfigError for what is no address; whether a cluster is there, Ray says."""
+    address = args.ray_address
+    if address is None or address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16):
+        raise ConfigError(f"--ray-address {address} is no address; write HOST:PORT, as `ray start --head` shows it")
+
+
 def has_cuda() -> bool:
     """Asks the driver itself, as torch would, without torch. ROCm's torch says cuda too, and has another driver."""
     if Path("/dev/kfd").exists():

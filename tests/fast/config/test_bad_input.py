@@ -95,6 +95,13 @@ def run(tmp_path, asked, latest, capsys, monkeypatch):
         (["--cache-dir", "/dev/null/deep"], ["--cache-dir /dev/null/deep", "/dev/null is no directory"]),
         (["--cache-dir", ""], ["--cache-dir ''", "leave it out"]),
         (["--cache-dir", "~nobody_of_that_name"], ["--cache-dir ~nobody_of_that_name", "name a directory"]),
+        (["--load", "x" * 300], ["--load xxx", "File name too long"]),
+        (["--ray-address", "here"], ["--ray-address here", "HOST:PORT"]),
+        (["--ray-address", "127.0.0.1:99999"], ["--ray-address 127.0.0.1:99999", "HOST:PORT"]),
+        (
+            ["--rollout-engine", "sglang", "--sglang-url", "http://[::1"],
+            ["--rollout-engine sglang", "Invalid IPv6 URL"],
+        ),
         (["--negative-prompt", "a\udcff"], ["--negative-prompt 'a\\udcff'", "UTF-8"]),
         (["--critic-ema-decay", "0.9"], ["--critic-ema-decay 0.9", "no moving average", "drop it"]),
         (["--critic-ema-start-step", "3"], ["--critic-ema-start-step 3", "no moving average"]),
@@ -409,6 +416,27 @@ def test_a_device_that_is_not_there_is_refused_without_torch(tmp_path, flags):
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "--device cuda" in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_a_console_that_cannot_show_a_path_is_shown_it_all_the_same(tmp_path, asked):
+    done = subprocess.run(
+        [sys.executable, ROOT / "train_diffusion.py", *asked, "--save", "\u00e9"], cwd=tmp_path, capture_output=True,
+        text=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xe9" in done.stdout
+
+
+def test_a_folder_that_is_gone_is_no_place_to_start_from(run, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    code, lines, written = run("--save", "here")
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert "the current directory: No such file or directory" in lines[0]
 
 
 @pytest.mark.parametrize(
