@@ -6,6 +6,7 @@ memory, and a document not reach its recursion limit.
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ LARGEST = 16 * MIB
 DEEPEST = 64
 LONGEST_NUMBER = 40
 """Digits: transformers writes "no limit" as a number of 31."""
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -30,36 +32,40 @@ _KINDS = {
 
 def is_file(path: str | Path) -> bool:
     """Whether a regular file lies there; False where nothing does. Raises ConfigError where that cannot be known."""
-    mode = _mode(path)
-    return mode is not None and stat.S_ISREG(mode)
+    status = _status(path)
+    return status is not None and stat.S_ISREG(status.st_mode)
 
 
 def is_folder(path: str | Path) -> bool:
     """As ``is_file``, of a directory."""
-    mode = _mode(path)
-    return mode is not None and stat.S_ISDIR(mode)
+    status = _status(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def exists(path: str | Path) -> bool:
     """Whether anything lies there. Raises ConfigError where that cannot be known."""
-    return _mode(path) is not None
+    return _status(path) is not None
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
     """The whole of a regular file. Raises ConfigError."""
-    mode = _mode(path)
-    if mode is None:
+    status = _status(path)
+    if status is None:
         raise ConfigError(f"{path}: no such file")
-    if not stat.S_ISREG(mode):
-        raise ConfigError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, and no regular file")
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise ConfigError(f"{path}: is {kind}, and no regular file")
+    too_large = ConfigError(f"{path}: has more than {largest / MIB:,g} MiB, which no such file needs; name another")
+    if status.st_size > largest:
+        raise too_large
     try:
         # not blocking, should it have become a pipe by now
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             content = file.read(largest + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    if len(content) > largest:
-        raise ConfigError(f"{path}: has more than {largest / MIB:,.0f} MiB, which no such file needs; name another")
+    if len(content) > largest:  # it grew, or is one of those that say 0, as in /proc
+        raise too_large
     return content
 
 
@@ -99,14 +105,14 @@ def unsound(text: str) -> str:
     """What keeps ``text`` from being text to files, tokenizers and terminals; empty where nothing does."""
     if "\0" in text:
         return "holds a NUL character"
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if _HALF_A_PAIR.search(text):
         return "is no UTF-8"
     return ""
 
 
-def _mode(path: str | Path) -> int | None:
+def _status(path: str | Path) -> os.stat_result | None:
     try:
-        return os.stat(path).st_mode
+        return os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:  # no permission, a name too long, a circle of links
@@ -118,8 +124,8 @@ def _mode(path: str | Path) -> int | None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"{shown(twice)} stands twice in one object")
     return found
 

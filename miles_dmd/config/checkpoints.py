@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from miles_dmd.config.values import checked, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digest_file
-from miles_dmd.inputs import is_file, is_folder, parse_json, read_text
+from miles_dmd.inputs import MIB, is_file, is_folder, parse_json, read_text
 from miles_dmd.shown import shown
 
 C = TypeVar("C")
@@ -20,13 +20,15 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 ENCODER_WEIGHTS = "model.safetensors"
 NOT_PARAMETERS = ("pos_embed.pos_embed",)
 """The sine table of diffusers' PatchEmbed: a buffer that is saved beside the parameters (226 M numbers in SD3.5)."""
+LARGEST = 4 * MIB
+"""Of a component's configuration, or of the index of its weights."""
 _LARGEST_HEADER = 100 * 2**20
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Raises ConfigError where there is no such file, or where it holds no JSON object."""
-    text = read_text(path)
+    text = read_text(path, LARGEST)
     try:
         value = parse_json(text)
     except ValueError as error:

@@ -21,10 +21,13 @@ from miles_dmd.config.values import checked, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.observe.trackers import check_installed
 from miles_dmd.registry import nearest
+from miles_dmd.shown import shown
 
 
 def check_args(args: Args) -> None:
     """Raises ConfigError, one line, for the first rule that is broken. Writes nothing, imports no torch."""
+    if not isinstance(args, Args):
+        raise ConfigError(f"a run is asked for by miles_dmd.config.args.Args, not by {shown(args)}; see parse_args")
     for rule in RULES:
         try:
             rule(args)

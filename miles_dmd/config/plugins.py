@@ -9,6 +9,8 @@ from miles_dmd.config.flags import flag_name
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import kinds
 from miles_dmd.errors import ConfigError, MilesDmdError, PlanError
+from miles_dmd.plan import DistillationPlan
+from miles_dmd.shown import shown
 
 
 def check_plugins(args: Args) -> None:
@@ -34,9 +36,17 @@ def check_engine_options(args: Args) -> None:
 def check_plan(args: Args) -> None:
     try:
         with _asked_of(f"--loss-type {args.loss_type}"):
-            registry.load("losses", args.loss_type).plan(args)
+            plan = registry.load("losses", args.loss_type).plan(args)
     except PlanError as error:
         raise ConfigError(_in_flags(str(error), args)) from error
+    if not isinstance(plan, DistillationPlan):
+        raise ConfigError(f"--loss-type {args.loss_type}: its plan is {shown(plan)}, not a DistillationPlan")
+    groups = tuple(trainer.role for trainer in compute_trainer_configs(args))
+    if groups != plan.groups:
+        raise ConfigError(
+            f"--loss-type {args.loss_type}: its roles {', '.join(groups)} are not the groups of its plan, "
+            f"{', '.join(plan.groups)}, in order"
+        )
 
 
 @contextlib.contextmanager

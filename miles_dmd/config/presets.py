@@ -7,6 +7,7 @@
 It may also be written in the nested form (``algorithm``, ``distillation``) that ``nested`` translates.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from miles_dmd.config.values import checked
 from miles_dmd.errors import ConfigError, NotFound
 from miles_dmd.inputs import exists, is_file, is_folder
 from miles_dmd.registry import nearest
+from miles_dmd.shown import shown
 
 SHIPPED = Path(__file__).resolve().parents[2] / "trainer_configs"
 NOT_IN_A_PRESET = ("config", "dry_run")
@@ -81,8 +83,8 @@ class Preset:
                 )
             rows.append((row["role"], mapping(row.get("overrides"), f"{where}.{row['role']}.overrides")))
         roles = [role for role, _ in rows]
-        if twice := [role for role in roles if roles.count(role) > 1]:
-            raise ConfigError(f"{self.path}: trainers names {twice[0]!r} twice; put its overrides together")
+        if twice := [role for role, times in Counter(roles).items() if times > 1]:
+            raise ConfigError(f"{self.path}: trainers names {shown(twice[0])} twice; put its overrides together")
         return rows
 
 

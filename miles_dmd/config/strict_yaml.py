@@ -13,7 +13,7 @@ from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import MIB, read_text
 from miles_dmd.shown import shown
 
-LARGEST = MIB
+LARGEST = MIB // 4
 DEEPEST = 20
 
 

@@ -77,6 +77,7 @@ def make_socket(path):
         (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
         (lambda path: path.write_bytes(b"x" * 101), "has more than"),
         (lambda path: path.write_bytes(b"a\n\xff"), "line 2: not UTF-8"),
+        (lambda path: path.symlink_to("/proc/self/maps"), "has more than"),
     ],
 )
 def test_what_is_no_bounded_regular_text_is_refused(tmp_path, monkeypatch, make, part):
@@ -140,6 +141,14 @@ def refusal_of(read, path):
     except ConfigError as refused:
         return str(refused)
     return ""
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    with (tmp_path / "large.txt").open("wb") as file:
+        file.truncate(1 << 43)  # more than any memory
+
+    with pytest.raises(ConfigError, match=r"more than 1,024 MiB"):
+        read_bytes(tmp_path / "large.txt", largest=1 << 30)
 
 
 JSON = st.recursive(
