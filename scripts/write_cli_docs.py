@@ -23,6 +23,7 @@ This page is written by `python scripts/write_cli_docs.py`; `--help` says the sa
 * **Presets**: {presets}, or a YAML file of your own: `args: {{lr: 1.0e-5, ...}}` and, for single trainers,
   `trainers: [{{role: critic, overrides: {{lr: 4.0e-6}}}}]`. Names are those of the flags, with underscores. A path in a
   preset is looked for from the current directory, then beside the preset, then in the folder above it.
+* **Once**: a flag that stands twice is refused, because one would be dropped; several values follow one flag.
 * **Refusals** are one line on stderr that names the flag, its value and a cure. Exit code 2, and nothing was written.
 * `--dry-run` prints the resolved run and stops; `--name` and `--no-name` switch what is yes or no.
 """

@@ -3,7 +3,9 @@
 import pytest
 
 from miles_dmd.config.cli import parse_flags
+from miles_dmd.config.nested import OF_TRAINER, ONLY, SHARED
 from miles_dmd.errors import ConfigError
+from miles_dmd.plan.configuration import _PLAN_KEYS, _TRAINER_KEYS
 
 
 @pytest.fixture
@@ -91,3 +93,11 @@ def test_what_disagrees_or_has_no_meaning_is_refused_in_one_line(parse, own_loss
 
     assert all(part in str(refused.value) for part in parts), str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_both_readers_of_the_nested_form_know_the_same_settings():
+    """One makes arguments of them, the other a plan; the door leaves out what belongs to recipes that cannot run."""
+    known_here, known_there = {*SHARED, *OF_TRAINER, *ONLY}, {"recipe", *_PLAN_KEYS, *_TRAINER_KEYS}
+
+    assert known_there - known_here == {"causal_model_path", "bidirectional_model_path"}
+    assert known_here <= known_there
