@@ -25,6 +25,7 @@ from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.contracts.samples import Cond
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests
+from miles_dmd.network.pretrained import opening
 
 HELD_BYTES = 64 << 20
 """A table up to this size is kept in memory; rows of a larger one are read from the file."""
@@ -128,9 +129,10 @@ def write_table(
     device: torch.device,
 ) -> None:
     """Encode all prompts and the unconditional branch. The file appears whole or not at all, also if two runs race."""
-    table = family.code().encode_prompts(
-        checkpoint, [*texts, negative_prompt], max_sequence_length=max_sequence_length, dtype=dtype, device=device
-    )
+    with opening("its text encoders", checkpoint):
+        table = family.code().encode_prompts(
+            checkpoint, [*texts, negative_prompt], max_sequence_length=max_sequence_length, dtype=dtype, device=device
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     os.close(handle)

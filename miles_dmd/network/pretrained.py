@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -10,12 +12,29 @@ from torch import nn
 
 from miles_dmd.config.checkpoints import weight_entry
 from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.errors import ConfigError
+from miles_dmd.errors import ConfigError, MilesDmdError
+
+
+@contextlib.contextmanager
+def opening(what: str, checkpoint: Path) -> Iterator[None]:
+    """Libraries read more of a checkpoint than the door does; what they raise about it becomes one line, a ConfigError.
+
+    Memory that does not suffice, or a device that fails, is no fault of the checkpoint's, and goes on as it is.
+    """
+    try:
+        yield
+    except (MilesDmdError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{checkpoint}: {what} cannot be opened ({type(error).__name__}: {error}); download the checkpoint again, "
+            "or name another"
+        ) from error
 
 
 def empty_network(family: ModelFamily, checkpoint: Path) -> nn.Module:
     """The network of a pipeline directory with parameters on the meta device; buffers are real."""
-    with init_empty_weights(include_buffers=False):
+    with opening(f"its {family.network_component}", checkpoint), init_empty_weights(include_buffers=False):
         network = family.code().build_network(checkpoint)
     # no network here has dropout or batch statistics to train, and a family that has must not train them by accident
     return network.eval()
@@ -26,7 +45,8 @@ def load_network(family: ModelFamily, checkpoint: Path, *, dtype: torch.dtype = 
     network = empty_network(family, checkpoint)
     weights = weight_entry(checkpoint / family.network_component)
     # without a device map, accelerate leaves parameters in the dtype of the file
-    load_checkpoint_in_model(network, str(weights), device_map={"": "cpu"}, dtype=dtype)
+    with opening(f"the weights of its {family.network_component}", checkpoint):
+        load_checkpoint_in_model(network, str(weights), device_map={"": "cpu"}, dtype=dtype)
     missing = [name for name, value in network.named_parameters() if value.is_meta]
     if missing:
         raise ConfigError(
