@@ -3,6 +3,7 @@
 Aliases are refused because ten lines of them spell out more than fits into memory, and no preset needs one.
 """
 
+import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from miles_dmd.shown import shown
 
 LARGEST = MIB // 4
 DEEPEST = 20
+_TRAPS = {"int": re.compile(r"[_:]|^[+-]?0[\dxb]"), "float": re.compile(r"[_:]")}
+"""YAML 1.1 reads 010 as 8, 1:30 as 90, and 0b11 as 3."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -50,6 +53,11 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = node.tag.rpartition(":")[2]
+        if kind in _TRAPS and _TRAPS[kind].search(str(node.value)):
+            raise _problem(
+                f"{shown(node.value)} is another number to YAML; write it in plain decimals", node.start_mark
+            )
         try:
             return super().construct_object(node, deep)
         except (
@@ -58,8 +66,7 @@ class _Loader(yaml.SafeLoader):
             TypeError,
             AttributeError,
         ) as error:  # says it is a number or a date, and is none
-            value = shown(getattr(node, "value", ""))
-            raise _problem(f"{value} is no {node.tag.rpartition(':')[2]}; put it in quotes", node.start_mark) from error
+            raise _problem(f"{shown(node.value)} is no {kind}; put it in quotes", node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()

@@ -188,6 +188,10 @@ def test_any_bytes_are_prompts_or_refused_with_flag_and_file(tmp_path_factory, c
         ("a:\n  b: 2020-13-45", ["line 2", "'2020-13-45' is no timestamp", "quotes"]),
         ("a: " + "9" * 5000, ["line 1", "is no int"]),
         ("a: " + "[" * 5000, ["line 1", "nested more than 20 deep"]),
+        ("a: 010", ["line 1", "'010' is another number to YAML"]),
+        ("a: 1:30", ["line 1", "'1:30' is another number"]),
+        ("a: 0x10", ["line 1", "'0x10'", "plain decimals"]),
+        ("a: 1_000.5", ["line 1", "'1_000.5'"]),
         ("a: 1\na: 2", ["line 2", "'a' stands twice"]),
         ("a: b\n\x00", ["line 2"]),
         ("? [a]\n: b", ["line 1", "a key must be a name"]),
@@ -203,3 +207,10 @@ def test_yaml_that_no_preset_needs_is_refused_with_its_line(tmp_path, text, part
         read_yaml(path)
 
     assert all(part in str(refused.value) for part in [str(path), *parts]), str(refused.value)
+
+
+def test_plain_numbers_texts_and_times_are_read_as_ever(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("a: [0, -1, 10, 1.5, 1.0e-5, .inf, 0.01, '010', 1:30pm, x]")
+
+    assert read_yaml(path) == {"a": [0, -1, 10, 1.5, 1e-5, float("inf"), 0.01, "010", "1:30pm", "x"]}
