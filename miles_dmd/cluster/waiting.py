@@ -72,7 +72,7 @@ class Supervisor:
         """Where those who do not answer are, for the traceback."""
         asked = {who: self._actors[who].stacks.remote() for who in late if who in self._actors}
         done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=5) if asked else ([], [])
-        shown = [f"{who} is at\n{ray.get(ref)}" for who, ref in asked.items() if ref in done]
+        shown = [f"{who} is at\n{ray.get(ref, timeout=5)}" for who, ref in asked.items() if ref in done]
         return ClusterError("\n".join(shown) or "nobody tells where they are")
 
 
