@@ -52,10 +52,11 @@ def replace_directory(new: Path, target: Path) -> None:
 
 
 def recover_directory(target: Path) -> None:
-    """Put back what a process that died in ``replace_directory`` had set aside. Raises OSError."""
+    """Put back what a process that died in ``replace_directory`` had set aside, or remove the rest. Raises OSError."""
     old = target.with_name(f"{target.name}.old")
     if old.is_dir() and not target.exists():
         old.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchanged(one: Path, other: Path) -> bool:

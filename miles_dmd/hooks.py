@@ -148,7 +148,9 @@ class KeepBest:
         self._values: list[float] = []
         self._best: dict[str, Any] = {}
         """What best.json says."""
+        self._new = directory.with_name(f"{directory.name}.new")
         recover_directory(directory)
+        shutil.rmtree(self._new, ignore_errors=True)  # of a process that died before it was whole, or after its turn
 
     def committed(self, row: Mapping[str, float], executor: GroupExecutor) -> None:
         """``row`` holds the metrics of a committed cycle."""
@@ -176,11 +178,10 @@ class KeepBest:
 
     def _replace(self, best: Mapping[str, Any], write: Callable[[Path], object]) -> None:
         """The new one is whole before the old one goes."""
-        new = self.directory.with_name(f"{self.directory.name}.new")
-        shutil.rmtree(new, ignore_errors=True)
-        write(new)
-        atomic_write_text(new / BEST, json.dumps(best) + "\n")
-        replace_directory(new, self.directory)
+        shutil.rmtree(self._new, ignore_errors=True)
+        write(self._new)
+        atomic_write_text(self._new / BEST, json.dumps(best) + "\n")
+        replace_directory(self._new, self.directory)
 
     def state_dict(self) -> dict[str, Any]:
         # a number that is not finite spoils the mean of its interval, and JSON has none

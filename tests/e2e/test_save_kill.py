@@ -170,9 +170,9 @@ while not survived:
     keeper()
     kept = hooks.read_best(ROOT / "student_best")["global_step"]
     assert kept in (before, before + 1), (instants, before, kept)
+    assert [path.name for path in ROOT.iterdir()] == ["student_best"], instants
     for name in ("model_index.json", "weights"):
         assert (ROOT / "student_best" / name).read_text() == str(kept)
-assert [path.name for path in ROOT.iterdir()] == ["student_best"]
 print(instants, kept)
 """
 
