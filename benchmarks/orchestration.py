@@ -2,6 +2,7 @@
 
     python benchmarks/orchestration.py                       # ratio and time split; JSON beside the table
     python benchmarks/orchestration.py --memory-cycles 200   # memory of every process along a long run
+    python benchmarks/orchestration.py --rollout-batch-size 128 --micro-batch-size 128   # flags of the run itself
 
 The bare loop holds the same networks and takes the same steps on the same batches with the same number of threads:
 plain torch modules, no FSDP, no processes, no handles. Cycles of all variants are played in turn.
@@ -28,7 +29,7 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=20, help="student steps of each variant [20]")
     parser.add_argument("--memory-cycles", type=int, default=0, help="measure memory over so many cycles instead")
     parser.add_argument("--json", type=Path, default=Path("orchestration.json"))
-    chosen = parser.parse_args()
+    chosen, chosen.more = parser.parse_known_args()
     result = memory(chosen) if chosen.memory_cycles else ratios(chosen)
     chosen.json.write_text(json.dumps(result, indent=2) + "\n")
     print(f"written to {chosen.json}")
@@ -52,9 +53,9 @@ def ratios(chosen: argparse.Namespace) -> dict:
         split = {name: seconds / chosen.cycles for name, seconds in spans.totals(mark).items() if name != "other"}
     medians = {name: statistics.median(found[SKIPPED:]) for name, found in times.items()}
     ratio = {name: value / medians["bare loop"] for name, value in medians.items()}
-    print(f"{'variant':<12}{'s/cycle':>10}{'ratio':>8}")
+    print(f"{'variant':<12}{'s/cycle':>10}{'ratio':>8}{'ms over bare':>15}")
     for name, value in medians.items():
-        print(f"{name:<12}{value:>10.4f}{ratio[name]:>8.3f}")
+        print(f"{name:<12}{value:>10.4f}{ratio[name]:>8.3f}{1000 * (value - medians['bare loop']):>15.1f}")
     print("\nRay, mean seconds a cycle by phase")
     for name, value in split.items():
         print(f"  {name:<14}{value:>8.4f}")
@@ -147,7 +148,7 @@ def arguments(chosen: argparse.Namespace, *more: str):
     from miles_dmd.config.cli import parse_args
 
     words = ["--config", chosen.config, "--sample-prompts", "0", "--device", "cpu"]
-    return parse_args([*words, *more])
+    return parse_args([*words, *chosen.more, *more])
 
 
 def bare_cycles(args):
@@ -159,10 +160,10 @@ def bare_cycles(args):
     from miles_dmd.network.denoiser import Denoiser
     from miles_dmd.network.pretrained import load_network
     from miles_dmd.prompts import PromptSource
-    from miles_dmd.training.compute import set_threads
+    from miles_dmd.training.compute import prepare_process
     from miles_dmd.training.ema import ShardedEma
 
-    set_threads(args.cpu_threads)
+    prepare_process(args.cpu_threads)
     family, checkpoint = registry.load("models", args.model_family), Path(args.hf_checkpoint)
     prompts = PromptSource(args.prompt_data, args.seed)
     table = PromptTable(ensure_table(args, prompts.texts, torch.device("cpu")))

@@ -51,9 +51,9 @@ def variants(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> dict:
     """name -> engine."""
     from miles_dmd.network.conditions import PromptTable, ensure_table
     from miles_dmd.prompts import PromptSource
-    from miles_dmd.training.compute import choose_compute, set_threads
+    from miles_dmd.training.compute import choose_compute, prepare_process
 
-    set_threads(1)
+    prepare_process(1)
     url = chosen.sglang_url or stack.enter_context(server(chosen)).url
     texts = PromptSource(chosen.prompt_data, 0).texts
 

@@ -22,7 +22,7 @@ from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 from miles_dmd.network.conditions import PromptTable, ensure_table
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.rollout import RolloutWorker
-from miles_dmd.training.compute import Compute, choose_compute, set_threads
+from miles_dmd.training.compute import Compute, choose_compute, prepare_process
 from miles_dmd.training.trainer import Trainer
 
 ROLLOUT = "the rollout worker"
@@ -127,7 +127,7 @@ def started(
             )
     computes = {name: choose_compute(args.device, own.compute_dtype) for name, own in group_args.items()}
     compute = computes[plan.group_of("student")]
-    set_threads(args.cpu_threads)
+    prepare_process(args.cpu_threads)
     init_single_rank(compute)
     prompts = PromptTable(ensure_table(args, texts, compute.device))
     shared: dict[str, Any] = {"plan": plan, "loss_type": loss_type, "prompts": prompts}

@@ -35,9 +35,9 @@ class RolloutActor(Watched):
     def encode(self, args: Any, device: str, texts: Sequence[str]) -> str:
         """Path of the prompts' table. Encoders are loaded and dropped here, before anything else needs the memory."""
         from miles_dmd.network.conditions import ensure_table
-        from miles_dmd.training.compute import choose_compute, release_cached_memory, set_threads
+        from miles_dmd.training.compute import choose_compute, prepare_process, release_cached_memory
 
-        set_threads(args.cpu_threads)
+        prepare_process(args.cpu_threads)
         table = ensure_table(args, texts, choose_compute(device, args.compute_dtype).device)
         release_cached_memory()
         return str(table)
@@ -46,10 +46,10 @@ class RolloutActor(Watched):
         from miles_dmd.cluster.arrays import send_tensors_as_arrays
         from miles_dmd.network.conditions import PromptTable
         from miles_dmd.rollout import RolloutWorker
-        from miles_dmd.training.compute import choose_compute, set_threads
+        from miles_dmd.training.compute import choose_compute, prepare_process
 
         send_tensors_as_arrays()
-        set_threads(args.cpu_threads)
+        prepare_process(args.cpu_threads)
         compute = choose_compute(device, args.compute_dtype)
         prompts = PromptTable(Path(prompt_table))
         self.worker: RolloutWorker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=servers)

@@ -60,11 +60,11 @@ class TrainerActor(Watched):
 
         from miles_dmd.cluster.arrays import send_tensors_as_arrays
         from miles_dmd.network.conditions import PromptTable
-        from miles_dmd.training.compute import choose_compute, set_threads
+        from miles_dmd.training.compute import choose_compute, prepare_process
         from miles_dmd.training.trainer import Trainer
 
         send_tensors_as_arrays()
-        set_threads(args.cpu_threads)
+        prepare_process(args.cpu_threads)
         compute = choose_compute(device, args.compute_dtype)
         self._join(meeting, compute)
         self.trainer = Trainer(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +12,9 @@ import torch
 
 from miles_dmd.errors import ConfigError
 
+KEPT_BYTES = 256 << 20
+LARGEST_KEPT_BYTES = 32 << 20
+"""The most that glibc takes: larger pieces go back to the system as they are freed."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -30,10 +35,21 @@ def choose_compute(device: str, compute_dtype: str, *, local_rank: int = 0) -> C
     return Compute(torch.device("cpu"), "gloo", DTYPES[compute_dtype])
 
 
-def set_threads(count: int) -> None:
+def prepare_process(threads: int) -> None:
     """One thread a CPU rank unless asked: two on a busy 2-core machine measured 10 to 20 times slower."""
-    os.environ["OMP_NUM_THREADS"] = str(count)
-    torch.set_num_threads(count)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+    _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what this process frees instead of giving it back: a step on the CPU frees and wants the same
+    memory thousands of times, and each page that comes anew is cleared first, a tenth of the time. Elsewhere: nothing.
+    """
+    trim, mmap = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(trim, KEPT_BYTES)
+        libc.mallopt(mmap, LARGEST_KEPT_BYTES)
 
 
 def release_cached_memory() -> None:
