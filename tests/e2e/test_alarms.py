@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from miles_dmd.config.metric_names import metric_names
 from miles_dmd.contracts.distillation import read_distillation
 from miles_dmd.observe.metrics import read_metrics
@@ -33,9 +35,10 @@ def test_grids_tell_diversity_and_the_best_student_stays_beside_the_last(flags, 
     diversity = {row["global_step"]: row["samples/diversity"] for row in rows}
     kept = json.loads((tmp_path / "student_best" / "best.json").read_text())
     assert status == 0
-    assert diversity[0] == 1
-    assert 0.9 < diversity[2] < 1.1
-    assert diversity[2] != 1
+    assert 0.5 < diversity[0] < 0.9, "few steps without guidance lie closer together than what the teacher draws"
+    assert diversity[2] == pytest.approx(diversity[0], rel=0.1)
+    assert diversity[2] != diversity[0]
+    assert (tmp_path / "samples" / "teacher.png").is_file()
     assert all(row["samples/saturation"] < 0.01 for row in rows)
     best = max((1, 2), key=lambda step: diversity[step])
     assert kept == {"metric": "samples/diversity", "value": diversity[best], "global_step": best}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from miles_dmd.network.statistics import extent, mean_pairwise_distance, share_beyond, statistics
+from miles_dmd.network.statistics import HEADROOM, extent, mean_pairwise_distance, share_beyond, statistics
 
 
 def test_distance_is_the_root_mean_square_over_values_averaged_over_pairs():
@@ -44,7 +44,7 @@ def test_first_samples_set_the_limit_for_later_ones():
 
     then = statistics(later, [0, 0, 1, 1], first.limit)
 
-    assert first.limit == pytest.approx(3, rel=0.01)
+    assert first.limit == pytest.approx(2 * HEADROOM, rel=0.01)
     assert first.saturation == 0
     assert then.limit == first.limit
     assert then.saturation == pytest.approx(4 / 40)
