@@ -1,6 +1,6 @@
 """How good is the student: teacher, undistilled baseline and student, measured on the same footing, in one table.
 
-usage: python examples/digits/evaluate.py [--student DIR] [--teacher DIR] [--samples 1000] [--json FILE]
+usage: python examples/digits/evaluate.py [--student DIR] [--teacher DIR] [--samples 1000] [--json FILE] [--picture PNG]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 FORMAT = 1
 BATCH = 100
+PICTURED = 20
 COLUMNS = ("accuracy", "frechet_data", "frechet_teacher", "diversity")
 
 
@@ -37,6 +38,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the samples' noise")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; more only pays on idle cores")
     parser.add_argument("--json", type=Path, help="write the numbers to this file, too")
+    parser.add_argument("--picture", type=Path, help="draw two samples of each digit and row into this PNG, too")
     args = parser.parse_args(argv)
     if args.samples < 100 or args.samples % 10:
         parser.error(f"--samples {args.samples}: give a multiple of 10 from 100 up")
@@ -159,21 +161,22 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     ink, labels = load_digits()
     ink = to_ink(to_image(ink))
 
-    def drawn(pipeline: Any, call: Mapping[str, Any], seed: int) -> tuple[Tensor, Tensor]:
+    def drawn(row: str, pipeline: Any, call: Mapping[str, Any], seed: int) -> tuple[Tensor, Tensor]:
+        print(f"{row}: {args.samples} samples", end="", file=sys.stderr, flush=True)
         start = time.perf_counter()
         samples = sample(pipeline, dict(call), args.samples, seed)
-        print(f"{args.samples} samples in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+        print(f" in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
         return samples
 
-    reference = drawn(teacher, said.teacher_call, args.seed)
+    reference = drawn("teacher", teacher, said.teacher_call, args.seed)
     sets = {"data": (ink, labels), "teacher": reference}
-    sets["teacher, other seeds"] = drawn(teacher, said.teacher_call, args.seed + 1)
+    sets["teacher, other seeds"] = drawn("teacher, other seeds", teacher, said.teacher_call, args.seed + 1)
     teacher.scheduler = scheduler
-    sets["baseline"] = drawn(teacher, said.student_call, args.seed + 1)
+    sets["baseline"] = drawn("baseline", teacher, said.student_call, args.seed + 1)
     grid = grid_of(teacher)
     if args.student:
         student = open_pipeline(args.student)
-        sets["student"] = drawn(student, said.student_call, args.seed + 1)
+        sets["student"] = drawn("student", student, said.student_call, args.seed + 1)
         grid = grid_of(student)
     if any(abs(a - b) > 1e-3 for a, b in zip(grid, said.sigmas, strict=True)):
         raise Refusal(f"student_call samples at {grid}, distillation.json says {list(said.sigmas)}: export it again")
@@ -181,7 +184,23 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     rows = {name: judge(classifier, *samples, **known) for name, samples in sets.items()}
     for row in rows.values():
         row["diversity"] = row["spread"] / rows["teacher"]["spread"]
+    if args.picture is not None:
+        steps = {"teacher": said.teacher_call, "baseline": said.student_call, "student": said.student_call}
+        titles = {name: f"{name}, {call['num_inference_steps']} steps" for name, call in steps.items() if name in sets}
+        draw({title: sets[name][0] for name, title in titles.items()}, args.picture)
     return {"format": FORMAT, "samples": args.samples, "seed": args.seed, "sigmas": grid, "rows": rows}
+
+
+def draw(rows: Mapping[str, Tensor], path: Path) -> None:
+    """The first PICTURED samples of each row, ink [N, 8, 8], two of each digit: a row each, under its name."""
+    import torch
+
+    from miles_dmd.observe.pictures import sample_grid
+
+    ink = torch.cat([samples[:PICTURED] for samples in rows.values()])
+    images = (255 * ink.clamp(0, 1)).round().to(torch.uint8)[..., None].expand(-1, -1, -1, 3)
+    labels = [name if column == 0 else "" for name in rows for column in range(PICTURED)]
+    sample_grid(images.numpy(), path, labels=labels, columns=PICTURED)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -203,8 +222,9 @@ def main(argv: list[str] | None = None) -> int:
         for path, flag in ((args.student, "--student"), (args.teacher, "--teacher")):
             if path is not None:
                 pipeline_directory(path, flag)
-        if args.json is not None and not args.json.parent.is_dir():
-            raise Refusal(f"--json {args.json}: its directory does not exist")
+        for path, flag in ((args.json, "--json"), (args.picture, "--picture")):
+            if path is not None and not path.parent.is_dir():
+                raise Refusal(f"{flag} {path}: its directory does not exist")
         if args.student is not None:
             read_student(args.student)
         import torch
