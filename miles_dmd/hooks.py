@@ -59,6 +59,7 @@ class SampleGrids:
     def start(self, executor: GroupExecutor) -> None:
         """The teacher's grid, and the student's before it has learned anything."""
         if self.texts and self.teacher:
+            print(f"Drawing {len(self._requests())} samples of the teacher, unless they are kept ...", flush=True)
             with executor.spans.span("pictures", group="rollout"):
                 images, told = executor.sampling().teacher_pictures(self._requests(), self.teacher)
                 self._remember({"spread": told.spread, "limit": told.limit})
