@@ -45,10 +45,11 @@ def test_student_comes_close_to_its_teacher(run, tmp_path):
 def test_run_shows_before_during_and_after(run):
     directory, done = run
 
-    grids = sorted(path.name for path in (directory / "samples").glob("*.png"))
+    grids = sorted(path.name for path in (directory / "samples").glob("step_*.png"))
 
     summary = json.loads((directory / "summary.json").read_text())
     assert grids[0] == "step_000000.png"
     assert grids[-1] == f"step_{summary['counters']['global_step']:06d}.png"
     assert len(grids) >= 3
+    assert (directory / "samples" / "teacher.png").is_file()
     assert "Peak memory" in done.stdout
