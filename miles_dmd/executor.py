@@ -140,10 +140,9 @@ class GroupExecutor:
         """Call ``use`` while the engine samples from the student's moving average, then put the student back."""
         student = self.groups[self.plan.group_of("student")]
         self.sampling().update_weights(student.weights(averaged=True), self.policy_version)
-        try:
-            return use()
-        finally:
-            self.rollouts.update_weights(student.weights(averaged=False), self.policy_version)
+        result = use()  # where that fails the run ends, and nobody needs the student's weights any more
+        self.rollouts.update_weights(student.weights(averaged=False), self.policy_version)
+        return result
 
 
 def agreed(group: str, reports: Sequence[TrainReport]) -> bool:

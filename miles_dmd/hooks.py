@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -48,6 +49,9 @@ class SampleGrids:
         self.texts = texts[: args.sample_prompts]
         self._drawn: int | None = None
         self._reference: dict[str, float] = {}
+        about = [self.texts, dict(teacher), SEEDS_PER_PROMPT]
+        self._of = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        """Of what the reference is: a run that goes on with other prompts or another guidance needs another one."""
 
     def after_completed_step(
         self, counters: TrainerCounters, metrics: Mapping[str, Any], executor: GroupExecutor
@@ -56,16 +60,15 @@ class SampleGrids:
         if last or counters.global_step % self.args.sample_interval == 0:
             self.draw(counters.global_step, executor)
 
-    def start(self, executor: GroupExecutor) -> None:
-        """The teacher's grid, and the student's before it has learned anything."""
-        if self.texts and self.teacher:
+    def draw_teacher(self, executor: GroupExecutor) -> None:
+        """What the student's grids are compared with, unless that is known."""
+        if self.texts and self.teacher and not self._reference:
             print(f"Drawing {len(self._requests())} samples of the teacher, unless they are kept ...", flush=True)
             with executor.spans.span("pictures", group="rollout"):
                 images, told = executor.sampling().teacher_pictures(self._requests(), self.teacher)
                 self._remember({"spread": told.spread, "limit": told.limit})
                 how = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in self.teacher.items())
                 self._grid("teacher.png", images, f"teacher: {how}")
-        self.draw(0, executor)
 
     def finish(self, counters: TrainerCounters, executor: GroupExecutor) -> None:
         """The grid of what is exported, also where a run ended before its last step."""
@@ -107,10 +110,11 @@ class SampleGrids:
             atomic_write_text(self.directory / "reference.json", json.dumps(self._reference) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"reference": self._reference}
+        return {"of": self._of, "reference": self._reference}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._remember(state["reference"])
+        if state["of"] == self._of:
+            self._remember(state["reference"])
 
     def _requests(self) -> list[RolloutRequest]:
         return [

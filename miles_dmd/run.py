@@ -160,9 +160,11 @@ class DistillationTrainer:
             parts["observers"] = {**own, **remembering(extra)}
             self.saver = saver = CheckpointSaver(args, directory, resume=resume, **parts)
             if resume is None:
-                grids.start(executor)
+                grids.draw_teacher(executor)
+                grids.draw(0, executor)
             else:
                 restore(resume, controller=controller, **parts)
+                grids.draw_teacher(executor)
             with self.stop.finishing_cycles() if args.save_interval else contextlib.nullcontext():
                 self._play(args, controller, journal, num_cycles)
                 saver.finish(controller.counters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from miles_dmd import registry
 from miles_dmd.config.checkpoints import weight_files
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.errors import EngineError
 from miles_dmd.files import atomic_write_bytes, digest_file, digests
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.denoiser import Denoiser
@@ -60,10 +62,13 @@ def teacher_samples(
             device=compute.device,
         )
         parts.append(drawn.cpu())
-    latents = torch.cat(parts)
-    atomic_write_bytes(kept, save({"latents": latents}))
     del network, model
     release_cached_memory()
+    latents = torch.cat(parts)
+    if not torch.isfinite(latents).all():
+        raise EngineError(f"the teacher {checkpoint} draws samples that are not finite with {dict(sampling)}")
+    with contextlib.suppress(OSError):  # no room to keep them: they are drawn again
+        atomic_write_bytes(kept, save({"latents": latents}))
     return latents
 
 

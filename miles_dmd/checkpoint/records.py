@@ -34,7 +34,7 @@ OBSERVERS = {
         "series": {"actor/teacher_critic_gap": Each(NUMBER), "critic/loss": Each(NUMBER)},
         "ringing": Each(TEXT),
     },
-    "grids": {"reference": Maybe({"spread": NUMBER, "limit": NUMBER})},
+    "grids": {"of": TEXT, "reference": Maybe({"spread": NUMBER, "limit": NUMBER})},
     "best": {
         "metric": TEXT,
         "way": TEXT,

@@ -170,6 +170,8 @@ class RayRollouts:
         return int(self._call("reporting its memory", "peak_memory"))
 
     def _batches(self, doing: str, method: str, sources: Sequence[Any], num_chunks: int) -> list[BatchHandle]:
+        if not sources:  # Ray would hand over one result as no sequence at all
+            return []
         call = getattr(self.actor, method).options(num_returns=1 + len(sources) * num_chunks)
         about, *chunks = call.remote(sources, num_chunks)
         return [

@@ -139,7 +139,7 @@ class RunArgs:
     cache_dir: str = "~/.cache/miles_dmd"
     """Where encoded prompts are kept from one run to the next."""
     sample_interval: Count = 50
-    """Cycles between two grids of samples."""
+    """Student steps between two grids of samples."""
     sample_prompts: Natural = 10
     """Prompts in a grid of samples; 0 for none."""
     placement_timeout: Positive = 120.0

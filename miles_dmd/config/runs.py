@@ -18,8 +18,9 @@ logger = logging.getLogger(__name__)
 
 FAILURE_LOG = "failure.log"
 ENTRIES = (
-    "student", "student_best", "student_best.new", "student_best.old", "metrics.jsonl", "summary.json", "samples",
-    "curves.png", "trace.json", "tensorboard", "checkpoints", FAILURE_LOG,
+    "student", "student.partial", "student.old", "student_best", "student_best.new", "student_best.new.partial",
+    "student_best.old", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard",
+    "checkpoints", FAILURE_LOG,
 )  # fmt: skip
 """What a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
 

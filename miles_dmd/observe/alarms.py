@@ -2,8 +2,8 @@
 
     critic_lag           |teacher - fake score|, by now over early on: the fake score does not follow the student
     critic_loss_slope    rise of the fake score's loss over a window, as a share of its mean: the same, earlier
-    saturation           share of |x0| beyond what samples had at the start: guidance burns in
-    diversity            distance between a prompt's seeds, relative to the start: the student forgets modes
+    saturation           share of |x0| beyond the range of the teacher's: guidance burns in
+    diversity            distance between a prompt's seeds, relative to the teacher's: the student forgets modes
     rollout_drift        engine's sample against the actor's own, over the samples' std: weights or precision differ
 
 A cycle's row gets ``alarm/<name>``, 0 or 1, where the number could be told; a threshold of 0 switches an alarm off.

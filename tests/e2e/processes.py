@@ -61,18 +61,11 @@ def sockets():
     return found
 
 
-def ports_in_use():
-    return {port for _, port in sockets().values()}
-
-
 def listening(pids):
-    """{(address, port)} on which processes of ``pids`` listen."""
-    by_inode, found = sockets(), set()
-    for pid in pids:
-        for match in descriptors(pid):
-            if match and match[1] in by_inode:
-                found.add(by_inode[match[1]])
-    return found
+    """inode -> (address, port) of the sockets on which processes of ``pids`` listen."""
+    by_inode = sockets()
+    held = {match[1] for pid in pids for match in descriptors(pid) if match}
+    return {inode: by_inode[inode] for inode in held & by_inode.keys()}
 
 
 def descriptors(pid):

@@ -17,7 +17,7 @@ from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer
 
 sys.path.insert(0, str(Path(__file__).parent))
-from processes import is_loopback, listening, lives, named, ports_in_use, tree, wait_for
+from processes import is_loopback, listening, lives, named, sockets, tree, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -26,8 +26,6 @@ FAULTY = ("--loss-type", "faulty.loss", "--rollout-engine", "faulty.engine", "--
 CYCLES = 3
 """One of warm-up, two with a student step; processes die in the second."""
 GONE = 30
-RAYS_OWN = {44217, 44227, 52365}
-"""Ports that every Ray tries first and does without where they are taken: the next cluster of this machine has them."""
 PLACES = {"student": "student 1", "fake": "fake 3", "sync": "sync 1"}
 HELD_BY = {"student": "actor-0", "fake": "critic-0", "sync": "rollout"}
 
@@ -129,7 +127,7 @@ class Run:
     def look(self):
         """Remembers what there is: processes, ports, the cluster's directory."""
         self.pids = tree(self.process.pid)
-        self.ports = listening(self.pids)
+        self.sockets = listening(self.pids)
         (guardian,) = named(self.pids, "guardian.py")
         self.cluster = Path(Path(f"/proc/{guardian}/cmdline").read_text().split("\0")[-2])
 
@@ -137,8 +135,8 @@ class Run:
         seconds = wait_for(lambda: not any(map(lives, self.pids)), GONE - (time.monotonic() - since), "processes")
         print(f"gone after {time.monotonic() - since:.1f} s ({seconds:.1f} s after the driver)")
         assert not self.cluster.exists()
-        ports = {port for _, port in self.ports} - RAYS_OWN
-        wait_for(lambda: not ports & ports_in_use(), GONE - (time.monotonic() - since), f"ports {ports} free again")
+        left = lambda: self.sockets.keys() & sockets().keys()  # the very sockets: others may take their ports  # noqa: E731
+        wait_for(lambda: not left(), GONE - (time.monotonic() - since), f"none of {self.sockets} held by anybody")
 
     def end(self):
         if self.process.poll() is None:
@@ -170,9 +168,9 @@ def test_two_runs_at_once_share_nothing_and_survive_each_others_drivers(start, m
         run.look()
     first, second = runs
 
-    assert [address for run in runs for address, _ in run.ports if not is_loopback(address)] == []
-    assert first.ports
-    assert not first.ports & second.ports
+    assert [address for run in runs for address, _ in run.sockets.values() if not is_loopback(address)] == []
+    assert first.sockets
+    assert not {*first.sockets.values()} & {*second.sockets.values()}
     assert not first.pids & second.pids
     assert first.cluster != second.cluster
 

@@ -238,6 +238,18 @@ def test_two_ranks_through_ray_end_bit_equal(two_ranks, make_args, tmp_path):
     assert_same_state(checkpoint(tmp_path, CYCLES), checkpoint(two_ranks, CYCLES))
 
 
+@pytest.mark.timeout(900)
+def test_finished_run_goes_on_through_ray(uninterrupted, make_args, ray_cluster, tmp_path):
+    """Its last checkpoint has no batches that wait."""
+    longer = str(int(SCHEDULE[SCHEDULE.index("--num-rollout") + 1]) + 1)
+    asked = (*SCHEDULE, *SAVING, "--num-rollout", longer, "--load", str(checkpoint(uninterrupted, CYCLES)))
+
+    controller = DistillationTrainer(make_args(*asked, "--save", str(tmp_path))).fit()
+
+    assert controller.counters.global_step == int(longer)
+    assert (tmp_path / "student" / "distillation.json").is_file()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_another_number_of_ranks_takes_the_state_over(two_ranks, make_args, tmp_path):

@@ -135,15 +135,15 @@ TEACHER = {"num_inference_steps": 28, "guidance_scale": 4.5}
 class Drawing:
     """An executor of which the student's samples are ``spread`` apart."""
 
-    def __init__(self):
-        self.rollouts, self.limits, self.spread = self, [], 1.0
+    def __init__(self, teacher=TEACHER):
+        self.rollouts, self.limits, self.spread, self.teacher = self, [], 1.0, teacher
         self.spans = SimpleNamespace(span=lambda *args, **more: contextlib.nullcontext())
 
     def sampling(self):
         return self
 
     def teacher_pictures(self, requests, sampling):
-        assert sampling == TEACHER
+        assert sampling == self.teacher
         images = numpy.zeros((len(requests), 4, 4, 3), dtype=numpy.uint8)
         return images, SampleStatistics(spread=2.0, saturation=0.001, limit=5.0)
 
@@ -161,7 +161,8 @@ def test_grids_compare_with_the_teachers(tmp_path):
     told, executor = [], Drawing()
     grids = SampleGrids(args, ["a digit"], tmp_path, TEACHER, told.append)
 
-    grids.start(executor)
+    grids.draw_teacher(executor)
+    grids.draw(0, executor)
 
     assert executor.limits == [5.0]
     assert told == [{"samples/diversity": 0.5, "samples/saturation": 0.5}]
@@ -169,12 +170,32 @@ def test_grids_compare_with_the_teachers(tmp_path):
     assert {path.name for path in tmp_path.glob("*.png")} == {"teacher.png", "step_000000.png"}
 
 
+@pytest.mark.parametrize(
+    ("texts", "teacher", "drawn"),
+    [(["a digit"], TEACHER, False), (["a digit", "two"], TEACHER, True), (["a digit"], {"guidance_scale": 2}, True)],
+    ids=["the same", "other prompts", "other guidance"],
+)
+def test_resumed_run_draws_the_teacher_again_where_it_would_draw_something_else(tmp_path, texts, teacher, drawn):
+    args = SimpleNamespace(sample_prompts=2, seed=0, num_inference_steps=4)
+    first, other = (
+        SampleGrids(args, *about)
+        for about in ((["a digit"], tmp_path / "a", TEACHER), (texts, tmp_path / "b", teacher))
+    )
+    first.draw_teacher(Drawing())
+
+    other.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    other.draw_teacher(Drawing(teacher))
+
+    assert (tmp_path / "b" / "teacher.png").is_file() == drawn
+
+
 def test_grids_compare_with_the_first_where_no_teacher_can_be_sampled_also_after_a_resume(tmp_path):
     args = SimpleNamespace(sample_prompts=1, seed=0, num_inference_steps=4)
     told, executor = [], Drawing()
     first, other = (SampleGrids(args, ["a digit"], tmp_path / name / "samples", {}, told.append) for name in "ab")
 
-    first.start(executor)
+    first.draw_teacher(executor)
+    first.draw(0, executor)
     executor.spread = 0.25
     other.load_state_dict(first.state_dict())
     other.draw(50, executor)

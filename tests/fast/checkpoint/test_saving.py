@@ -69,7 +69,7 @@ def test_driver_file_says_where_the_run_is(make_run):
     assert driver["prompts"]["cursor"] == 12
     assert driver["pending"] == [{"samples": 4, "policy_version": 1}]
     assert (driver["seed"], driver["policy_version"]) == (0, 1)
-    assert driver["observers"]["grids"] == {"reference": {"spread": 2.0, "limit": 3.0}}
+    assert driver["observers"]["grids"]["reference"] == {"spread": 2.0, "limit": 3.0}
     assert driver["observers"].keys() == {"alarms", "grids", "best", "skips"}
     assert driver["plan"]["name"] == run.plan.name
 
