@@ -242,7 +242,8 @@ def test_two_ranks_through_ray_end_bit_equal(two_ranks, make_args, tmp_path):
 def test_finished_run_goes_on_through_ray(uninterrupted, make_args, ray_cluster, tmp_path):
     """Its last checkpoint has no batches that wait."""
     longer = str(int(SCHEDULE[SCHEDULE.index("--num-rollout") + 1]) + 1)
-    asked = (*SCHEDULE, *SAVING, "--num-rollout", longer, "--load", str(checkpoint(uninterrupted, CYCLES)))
+    more = ("--num-rollout", longer, "--allow-changed", "num-rollout")  # a cosine ends elsewhere then
+    asked = (*SCHEDULE, *SAVING, *more, "--load", str(checkpoint(uninterrupted, CYCLES)))
 
     controller = DistillationTrainer(make_args(*asked, "--save", str(tmp_path))).fit()
 
