@@ -3,6 +3,7 @@
 miles-dmd checkpoint inspect DIR [--verify]
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _inspect(argv)
     except MilesDmdError as error:
         said, code = f"error: {error}", 2
+    except BrokenPipeError:  # who reads has seen enough
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # nothing more goes there, at the end of Python too
+        return 0
     except OSError as error:
         said, code = f"{error.filename or 'a file'} cannot be read: {error.strerror}", 1
     except KeyboardInterrupt:
@@ -40,7 +46,7 @@ def _inspect(argv: Sequence[str] | None) -> int:
     shown.add_argument("directory", metavar="DIR", help="a checkpoint, or a run's directory: its newest")
     shown.add_argument("--verify", action="store_true", help="compute the checksum of every file")
     given = parser.parse_args(argv)
-    print(inspect(given.directory, verify=given.verify))
+    print(inspect(given.directory, verify=given.verify), flush=True)
     return 0
 
 

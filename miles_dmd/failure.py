@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from miles_dmd.checkpoint.store import FOLDER, whole_checkpoints
+from miles_dmd.checkpoint.store import FOLDER, run_directory, whole_checkpoints
 from miles_dmd.config.runs import FAILURE_LOG
 from miles_dmd.errors import ConfigError, PlanError, SaveError
 
@@ -26,7 +26,7 @@ def tell(
     ended it, 2 for a refusal before it had begun, 1 for any other end."""
     # whatever the error: who signals a whole group of processes has ended some that this one waited for
     if signal_number is not None and not isinstance(error, SaveError):
-        said, code = stopped(signal_number, checkpoint), 128 + signal_number
+        said, code = stopped(signal_number, directory, checkpoint), 128 + signal_number
     elif isinstance(error, ConfigError | PlanError) and not began:
         said, code = f"error: {' '.join(str(error).split())}", 2
     else:
@@ -55,7 +55,7 @@ def told(error: BaseException, directory: Path | None, checkpoint: Path | None) 
     """What happened, where to go on from, and where more stands, in one line."""
     parts = [one_line(error)]
     if checkpoint is not None:
-        parts.append(f"go on with --load {checkpoint}")
+        parts.append(f"go on with {flags_of(checkpoint, directory)}")
     try:
         parts.append(f"traceback in {write_traceback(error, directory)}")
     except OSError as full:
@@ -63,10 +63,16 @@ def told(error: BaseException, directory: Path | None, checkpoint: Path | None) 
     return "; ".join(parts)
 
 
-def stopped(number: int, checkpoint: Path | None) -> str:
+def stopped(number: int, directory: Path | None, checkpoint: Path | None) -> str:
     """What is left of a run that signal ``number`` ended, in one line."""
-    left = f"go on with --load {checkpoint}" if checkpoint else "it has no checkpoint"
+    left = f"go on with {flags_of(checkpoint, directory)}" if checkpoint else "it has no checkpoint"
     return f"stopped by {signal.Signals(number).name}; {left}"
+
+
+def flags_of(checkpoint: Path, directory: Path | None) -> str:
+    """What goes on from ``checkpoint``, in ``directory`` if it is that run's own."""
+    own = directory is not None and run_directory(checkpoint) == directory
+    return f"--load {checkpoint} --save {directory}" if own else f"--load {checkpoint}"
 
 
 def last_checkpoint(directory: Path) -> Path | None:

@@ -25,6 +25,7 @@ from miles_dmd.plan.grid import sigma_grid
 logger = logging.getLogger(__name__)
 
 SEEDS_PER_PROMPT = 8
+TEACHER = "teacher.png"
 BEST_STUDENT = "student_best"
 BEST = "best.json"
 
@@ -61,14 +62,15 @@ class SampleGrids:
             self.draw(counters.global_step, executor)
 
     def draw_teacher(self, executor: GroupExecutor) -> None:
-        """What the student's grids are compared with, unless that is known."""
-        if self.texts and self.teacher and not self._reference:
+        """What the student's grids are compared with, unless that is known and lies here."""
+        known = self._reference and (self.directory / TEACHER).is_file()
+        if self.texts and self.teacher and not known:
             print(f"Drawing {len(self._requests())} samples of the teacher, unless they are kept ...", flush=True)
             with executor.spans.span("pictures", group="rollout"):
                 images, told = executor.sampling().teacher_pictures(self._requests(), self.teacher)
                 self._remember({"spread": told.spread, "limit": told.limit})
                 how = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in self.teacher.items())
-                self._grid("teacher.png", images, f"teacher: {how}")
+                self._grid(TEACHER, images, f"teacher: {how}")
 
     def finish(self, counters: TrainerCounters, executor: GroupExecutor) -> None:
         """The grid of what is exported, also where a run ended before its last step."""

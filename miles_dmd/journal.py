@@ -113,5 +113,6 @@ class Journal:
             },
         )
         table("Time by phase", ("phase", "seconds", "share"), time_rows(totals))
-        table("Peak memory by process", ("group", "peak"), memory_rows(peaks))
-        print(f"Student: {self.directory / 'student'}   pictures: {self.directory / 'samples'}, curves.png")
+        table("Peak memory", ("group", "peak"), memory_rows(peaks))
+        pictures = [self.directory / name for name in ("samples", "curves.png") if (self.directory / name).exists()]
+        print(f"Student: {self.directory / 'student'}   pictures: {', '.join(map(str, pictures))}")

@@ -163,6 +163,8 @@ class DistillationTrainer:
                 grids.draw_teacher(executor)
                 grids.draw(0, executor)
             else:
+                counters = resume.manifest.counters
+                print(f"Going on from {resume.directory}, after {counters['global_step']} student steps", flush=True)
                 restore(resume, controller=controller, **parts)
                 grids.draw_teacher(executor)
             with self.stop.finishing_cycles() if args.save_interval else contextlib.nullcontext():

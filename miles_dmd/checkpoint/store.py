@@ -119,7 +119,9 @@ def find_checkpoint(load: str, save: str | None) -> Path:
     CheckpointError.
     """
     if load == LATEST and save is None:
-        raise CheckpointError("means the newest checkpoint of --save, which is not given; name --save DIR")
+        raise CheckpointError(
+            "means the newest checkpoint of --save, which is not given; name --save DIR, such as runs/digits-1"
+        )
     directory = Path(save or "") if load == LATEST else Path(load).expanduser()
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is no directory; name a run's, its {FOLDER} folder, or one checkpoint")
@@ -128,7 +130,7 @@ def find_checkpoint(load: str, save: str | None) -> Path:
         return directory
     found = whole_checkpoints(directory / FOLDER) or whole_checkpoints(directory)
     if not found:
-        raise CheckpointError(f"{directory} holds no whole checkpoint; to start afresh, drop --load")
+        raise CheckpointError(f"{directory} holds no whole checkpoint; name a run that has saved one")
     return found[-1]
 
 

@@ -26,6 +26,7 @@ PANELS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Gradient norms", ("actor/grad_norm", "critic/grad_norm"), True),
     ("Normaliser", ("actor/normalizer",), False),
     ("Drift from the rollout's sample", ("actor/rollout_drift",), True),
+    ("Diversity over the teacher's", ("samples/diversity",), False),
 )
 """(title, metric names, whether the axis is logarithmic)"""
 
@@ -87,7 +88,7 @@ def curves(rows: Sequence[Mapping[str, float]], path: str | Path, title: str = "
     panels = [panel for panel in PANELS if any(name in row for name in panel[1] for row in rows)]
     phases = _phases(rows)
     number = max(1, len(panels) + bool(phases))
-    columns = min(3, number)
+    columns = min(3 if number <= 6 else 4, number)
     lines = math.ceil(number / columns)
     figure = _figure(4.4 * columns, 2.9 * lines + (0.4 if title else 0))
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12, wspace=0.02, hspace=0.04)
@@ -114,6 +115,9 @@ def _curve_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], title: str, 
     finite = [row[key] for key in drawn for row in rows if key in row and math.isfinite(row[key])]
     if log and finite and min(finite) > 0 and max(finite) > 5 * min(finite):
         _logarithmic(axes)
+    if finite and not any(finite):
+        axes.set_ylim(-1, 1)
+        axes.set_yticks([0])
     if len(drawn) > 1:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best", handlelength=1.2)
 
@@ -130,8 +134,7 @@ def _time_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], phases: Seque
     if len(rows) == 1:  # an area needs two ends
         rows = [{**rows[0], "cycle": rows[0]["cycle"] + offset} for offset in (-0.2, 0.2)]
     cycles = [row["cycle"] for row in rows]
-    window = max(1, len(rows) // 20)
-    layers = [smoothed([row.get(phase, 0.0) for row in rows], window) for phase in phases]
+    layers = [[row.get(phase, 0.0) for row in rows] for phase in phases]
     labels = [phase.removeprefix(TIME_PREFIX).replace("_", " ") for phase in phases]
     colours = [GREY if phase == TIME_PREFIX + OTHER else colour for phase, colour in zip(phases, cycle(COLOURS))]
     axes.stackplot(cycles, layers, labels=labels, colors=colours, alpha=0.9, lw=0)

@@ -141,7 +141,8 @@ def test_any_error_in_one_process_is_told_in_one_line(order, flags, tmp_path, ca
     newest = max(path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir())
     assert status == 1
     assert shown.splitlines()[-1] == (
-        f"train_diffusion.py: {said}; go on with --load {newest}; traceback in {tmp_path / 'failure.log'}"
+        f"train_diffusion.py: {said}; go on with --load {newest} --save {tmp_path}; "
+        f"traceback in {tmp_path / 'failure.log'}"
     )
     assert shown.count(said[:20]) == 1
     assert "Traceback" not in shown

@@ -265,7 +265,10 @@ def test_interrupt_of_the_whole_terminal_finishes_the_cycle_and_saves_it(start):
     run.assert_gone(since)
     cycle = int(read_metrics(metrics)[-1]["cycle"])
     checkpoint = run.directory / "checkpoints" / f"cycle_{cycle:06d}"
-    assert last_line(run) == f"train_diffusion.py: stopped by SIGINT; go on with --load {checkpoint}"
+    assert (
+        last_line(run)
+        == f"train_diffusion.py: stopped by SIGINT; go on with --load {checkpoint} --save {run.directory}"
+    )
     assert json.loads((checkpoint / "manifest.json").read_text())["counters"]["completed_cycles"] == cycle
     assert not (run.directory / "student").exists()
 

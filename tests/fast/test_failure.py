@@ -39,7 +39,7 @@ def test_line_names_the_last_whole_checkpoint(error, tmp_path):
         whole(tmp_path / "checkpoints" / f"cycle_{cycle:06d}")
     (tmp_path / "checkpoints" / "cycle_000012").mkdir()
 
-    assert f"; go on with --load {tmp_path}/checkpoints/cycle_000010; " in failure.told(
+    assert f"; go on with --load {tmp_path}/checkpoints/cycle_000010 --save {tmp_path}; " in failure.told(
         error, tmp_path, failure.last_checkpoint(tmp_path)
     )
 
@@ -59,8 +59,12 @@ def test_directory_that_cannot_be_written_hides_no_failure(error, tmp_path):
 
 
 def test_stopped_run_says_by_whom_and_what_is_left(tmp_path):
-    without = failure.stopped(15, None)
+    without = failure.stopped(15, tmp_path, None)
     checkpoint = whole(tmp_path / "checkpoints" / "cycle_000003")
 
     assert without == "stopped by SIGTERM; it has no checkpoint"
-    assert failure.stopped(2, checkpoint) == f"stopped by SIGINT; go on with --load {checkpoint}"
+    assert failure.stopped(2, tmp_path, checkpoint) == (
+        f"stopped by SIGINT; go on with --load {checkpoint} --save {tmp_path}"
+    )
+    elsewhere = failure.stopped(2, tmp_path / "another", checkpoint)
+    assert elsewhere == f"stopped by SIGINT; go on with --load {checkpoint}"

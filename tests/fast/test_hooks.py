@@ -137,6 +137,7 @@ class Drawing:
 
     def __init__(self, teacher=TEACHER):
         self.rollouts, self.limits, self.spread, self.teacher = self, [], 1.0, teacher
+        self.teachers = 0
         self.spans = SimpleNamespace(span=lambda *args, **more: contextlib.nullcontext())
 
     def sampling(self):
@@ -144,6 +145,7 @@ class Drawing:
 
     def teacher_pictures(self, requests, sampling):
         assert sampling == self.teacher
+        self.teachers += 1
         images = numpy.zeros((len(requests), 4, 4, 3), dtype=numpy.uint8)
         return images, SampleStatistics(spread=2.0, saturation=0.001, limit=5.0)
 
@@ -171,22 +173,26 @@ def test_grids_compare_with_the_teachers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("texts", "teacher", "drawn"),
-    [(["a digit"], TEACHER, False), (["a digit", "two"], TEACHER, True), (["a digit"], {"guidance_scale": 2}, True)],
-    ids=["the same", "other prompts", "other guidance"],
+    ("where", "texts", "teacher", "drawn"),
+    [
+        ("a", ["a digit"], TEACHER, 0),
+        ("b", ["a digit"], TEACHER, 1),
+        ("a", ["a digit", "two"], TEACHER, 1),
+        ("a", ["a digit"], {"guidance_scale": 2}, 1),
+    ],
+    ids=["the same", "another directory", "other prompts", "other guidance"],
 )
-def test_resumed_run_draws_the_teacher_again_where_it_would_draw_something_else(tmp_path, texts, teacher, drawn):
-    args = SimpleNamespace(sample_prompts=2, seed=0, num_inference_steps=4)
-    first, other = (
-        SampleGrids(args, *about)
-        for about in ((["a digit"], tmp_path / "a", TEACHER), (texts, tmp_path / "b", teacher))
-    )
+def test_resumed_run_draws_the_teacher_where_it_is_not_there(tmp_path, where, texts, teacher, drawn):
+    args, executor = SimpleNamespace(sample_prompts=2, seed=0, num_inference_steps=4), Drawing(teacher)
+    first = SampleGrids(args, ["a digit"], tmp_path / "a", TEACHER)
     first.draw_teacher(Drawing())
+    other = SampleGrids(args, texts, tmp_path / where, teacher)
 
     other.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    other.draw_teacher(Drawing(teacher))
+    other.draw_teacher(executor)
 
-    assert (tmp_path / "b" / "teacher.png").is_file() == drawn
+    assert executor.teachers == drawn
+    assert (tmp_path / where / "teacher.png").is_file()
 
 
 def test_grids_compare_with_the_first_where_no_teacher_can_be_sampled_also_after_a_resume(tmp_path):

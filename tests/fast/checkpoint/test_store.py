@@ -166,7 +166,7 @@ def test_half_a_checkpoint_is_passed_over(run):
         ("latest", None, "name --save DIR"),
         ("latest", "{run}/none", "is no directory"),
         ("{run}/none", None, "is no directory"),
-        ("{run}/checkpoints/cycle_000003/group", None, "holds no whole checkpoint; to start afresh, drop --load"),
+        ("{run}/checkpoints/cycle_000003/group", None, "holds no whole checkpoint; name a run that has saved one"),
     ],
 )
 def test_where_there_is_none_it_is_said(run, load, save, message):
