@@ -4,6 +4,8 @@
     python benchmarks/orchestration.py --memory-cycles 200   # memory of every process along a long run
     python benchmarks/orchestration.py --rollout-batch-size 128 --micro-batch-size 128   # flags of the run itself
 
+One rank in fp32 goes without FSDP2: `--num-trainer-ranks 2` shows it, and what two ranks gain.
+
 The bare loop holds the same networks and takes the same steps on the same batches with the same number of threads:
 plain torch modules, no FSDP, no processes, no handles. Cycles of all variants are played in turn.
 """
@@ -40,8 +42,10 @@ def ratios(chosen: argparse.Namespace) -> dict:
     """Cycles of all variants in turn, so that a busy moment of the machine hits all of them alike."""
     with contextlib.ExitStack() as stack:
         ray_cycle, spans, _ = stack.enter_context(run_cycles(arguments(chosen)))
-        local_cycle, *_ = stack.enter_context(run_cycles(arguments(chosen, "--local")))
-        variants = {"bare loop": bare_cycles(arguments(chosen)), "--local": local_cycle, "Ray": ray_cycle}
+        variants = {"bare loop": bare_cycles(arguments(chosen))}
+        if arguments(chosen).num_trainer_ranks == 1:
+            variants["--local"], *_ = stack.enter_context(run_cycles(arguments(chosen, "--local")))
+        variants["Ray"] = ray_cycle
         times: dict[str, list[float]] = {name: [] for name in variants}
         for number in range(chosen.cycles + SKIPPED):
             if number == SKIPPED:

@@ -34,6 +34,8 @@ def memory(args: Args, plan: DistillationPlan, trainers: Mapping[str, Args]) -> 
     sizes = (_size(sampling), "-", "-", "-", _size(tables), _size(sampling + tables))
     rows.append(("rollout", "student", f"{number:,}", *sizes))
     note = "an estimate: without activations, gathered blocks, text encoders and VAE; tables are not sharded"
+    if args.sample_prompts:
+        note += "\n  rollout holds the teacher, too, while it draws the first grid of samples"
     return rows, note + _without_weights(args, trainers)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -43,7 +44,7 @@ def teacher_samples(
     """
     family, checkpoint = registry.load("models", args.model_family), Path(args.teacher_path)
     kept = _kept(args, family, checkpoint, requests, sampling, shape, prompts)
-    if kept.is_file():
+    with contextlib.suppress(OSError, SafetensorError, KeyError):  # not there, or not whole
         return load(kept.read_bytes())["latents"]
     network = load_network(family, checkpoint, dtype=compute.dtype).requires_grad_(False).to(compute.device)
     model = Denoiser(family.code(), network, compute.dtype)
@@ -86,7 +87,7 @@ def _kept(
     component = checkpoint / family.network_component
     for path in (component / "config.json", *weight_files(component), *sorted((checkpoint / "scheduler").glob("*"))):
         digest_file(digest, path, digests(args.cache_dir))
-    about = [1, prompts.path.name, args.compute_dtype, dict(sampling), list(shape)]
+    about = [1, args.model_family, prompts.path.name, args.compute_dtype, dict(sampling), list(shape)]
     about += [(request.prompt_id, request.seed) for request in requests]
     digest.update(json.dumps(about, sort_keys=True).encode())
     return Path(args.cache_dir).expanduser() / "teacher" / f"{digest.hexdigest()[:32]}.safetensors"

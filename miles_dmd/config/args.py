@@ -69,7 +69,7 @@ class OptimArgs:
     num_steps_per_rollout: Count = 1
     """Optimizer steps in one phase. Scores of the student's samples hold for one step only, so it stays 1."""
     num_trainer_ranks: Ranks = 1
-    """Processes, one device each, over which FSDP2 shards the group."""
+    """Processes, one device each, over which FSDP2 shards the group; one alone, in fp32, shards nothing."""
     ema_decay: Decay = 0.999
     """Decay of the student's moving average, which is what gets exported."""
     ema_start_step: Natural = 0

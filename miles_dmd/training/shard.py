@@ -30,6 +30,9 @@ def shard(network: nn.Module, blocks: Sequence[str], mesh: DeviceMesh, compute_d
     One rank that computes in fp32 has nothing to gather and nothing to cast, so its network stays as it is: FSDP2 would
     copy every parameter at each use.
     """
+    found = [module for module in network.modules() if type(module).__name__ in blocks]
+    if not found:
+        raise ValueError(f"{type(network).__name__} has no block of a class among {list(blocks)} to shard")
     if mesh.size() == 1 and compute_dtype == torch.float32:
         return network.to(mesh.device_type)
     policy = MixedPrecisionPolicy(
@@ -37,9 +40,6 @@ def shard(network: nn.Module, blocks: Sequence[str], mesh: DeviceMesh, compute_d
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,
     )
-    found = [module for module in network.modules() if type(module).__name__ in blocks]
-    if not found:
-        raise ValueError(f"{type(network).__name__} has no block of a class among {list(blocks)} to shard")
     for module in (*found, network):
         # also the root: a scoring pass would otherwise leave its parameters gathered until the next backward
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)

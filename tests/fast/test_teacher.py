@@ -72,7 +72,7 @@ def test_a_scheduler_that_shifts_by_size_is_followed(make_args, pipeline_of, tmp
     assert ours == pytest.approx(pipeline.scheduler.sigmas.tolist())
 
 
-def test_they_are_drawn_once_for_what_they_depend_on(draw, monkeypatch):
+def test_they_are_drawn_once_for_what_they_depend_on(draw, monkeypatch, tmp_path):
     drawn = []
     real = teacher.load_network
     monkeypatch.setattr(teacher, "load_network", lambda *a, **k: drawn.append(1) or real(*a, **k))
@@ -80,6 +80,11 @@ def test_they_are_drawn_once_for_what_they_depend_on(draw, monkeypatch):
     first = draw()
     assert torch.equal(draw(), first)
     assert len(drawn) == 1
+
+    (kept,) = (tmp_path / "cache" / "teacher").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-5])
+    assert torch.equal(draw(), first), "a damaged one is drawn again"
+    drawn.pop()
 
     assert not torch.equal(draw(sampling={**SAMPLING, "guidance_scale": 4.0}), first)
     assert not torch.equal(draw(sampling={**SAMPLING, "num_inference_steps": 5}), first)
