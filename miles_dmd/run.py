@@ -26,7 +26,7 @@ from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.failure import last_checkpoint, tell
-from miles_dmd.hooks import BEST_STUDENT, KeepBest, SampleGrids, export_student
+from miles_dmd.hooks import SampleGrids
 from miles_dmd.journal import Journal
 from miles_dmd.observe.log import setup_logging
 from miles_dmd.plan import (
@@ -43,6 +43,7 @@ from miles_dmd.prompts import PromptSource
 from miles_dmd.report import resolved_run
 from miles_dmd.saving import CheckpointSaver, remembering, restore
 from miles_dmd.signals import StopRequest, listening
+from miles_dmd.students import BEST_STUDENT, KeepBest, export_student
 
 
 class DistillationTrainer:

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from miles_dmd import registry
 from miles_dmd.contracts.distillation import read_distillation
 from miles_dmd.errors import ExternalDataError
-from miles_dmd.hooks import describe
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer, main, started_groups
+from miles_dmd.students import describe
 from miles_dmd.training.shard import local
 
 LOSSES = ("actor/loss", "critic/loss", "actor/grad_norm", "critic/grad_norm", "actor/normalizer")

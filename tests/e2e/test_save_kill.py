@@ -128,7 +128,7 @@ BEST = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from miles_dmd import files, hooks
+from miles_dmd import files, students
 
 ROOT, exchanges = Path(sys.argv[1]), sys.argv[2] == "exchange"
 if not exchanges:
@@ -139,10 +139,10 @@ def export(args, loss_type, executor, directory):
     for name in ("model_index.json", "weights"):
         (directory / name).write_text(str(executor))
 
-hooks.export_student = export
+students.export_student = export
 
 def keeper():
-    return hooks.KeepBest(SimpleNamespace(keep_best="max:m", sample_interval=1), None, ROOT / "student_best")
+    return students.KeepBest(SimpleNamespace(keep_best="max:m", sample_interval=1), None, ROOT / "student_best")
 
 def keep(step):
     keeper()._keep({"metric": "m", "value": step, "global_step": step}, step)

@@ -1,4 +1,4 @@
-"""What happens after a committed step: the best student is kept, and grids tell numbers that can be compared."""
+"""Grids tell numbers that can be compared."""
 
 import contextlib
 import json
@@ -7,127 +7,8 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from miles_dmd import hooks
 from miles_dmd.contracts.reports import SampleStatistics
-from miles_dmd.hooks import KeepBest, SampleGrids
-
-
-@pytest.fixture
-def exported(monkeypatch):
-    """Steps at which a student was exported; the export is a file that says so."""
-    steps = []
-
-    def export(args, loss_type, executor, directory):
-        directory.mkdir()
-        (directory / "weights").write_text(str(executor))
-        steps.append(executor)
-
-    monkeypatch.setattr(hooks, "export_student", export)
-    return steps
-
-
-@pytest.fixture
-def keep_best(tmp_path, exported):
-    def make(keep_best, sample_interval=1, num_rollout=100, run=".", earlier=None):
-        args = SimpleNamespace(keep_best=keep_best, sample_interval=sample_interval, num_rollout=num_rollout)
-        (tmp_path / run).mkdir(exist_ok=True)
-        return KeepBest(args, None, tmp_path / run / "student_best", earlier)
-
-    return make
-
-
-def play(best, values, first=1):
-    for step, value in enumerate(values, start=first):
-        best.committed({"global_step": step, **({} if value is None else {"m": value})}, step)
-
-
-@pytest.mark.parametrize(("way", "steps"), [("max", [1, 3, 5]), ("min", [1, 2])])
-def test_student_is_exported_whenever_it_beats_all_before(keep_best, exported, tmp_path, way, steps):
-    play(keep_best(f"{way}:m"), [2.0, 1.0, 3.0, 3.0, 4.0])
-
-    assert exported == steps
-    kept = json.loads((tmp_path / "student_best" / "best.json").read_text())
-    assert kept == {"metric": "m", "value": 4.0 if way == "max" else 1.0, "global_step": steps[-1]}
-    assert (tmp_path / "student_best" / "weights").read_text() == str(steps[-1])
-    assert [path.name for path in tmp_path.iterdir()] == ["student_best"]
-
-
-def test_it_judges_the_mean_of_an_interval_and_once_more_at_the_end(keep_best, exported):
-    best = keep_best("max:m", sample_interval=3, num_rollout=7)
-
-    play(best, [0.0, 0.0, 9.0, 4.0, 4.0, 4.0, 3.9])
-
-    assert exported == [3, 6]  # means 3, 4 and 3.9
-
-
-def resumed(best, state):
-    best.load_state_dict(json.loads(json.dumps(state)))
-    return best
-
-
-@pytest.mark.parametrize("way", ["max", "min"])
-@pytest.mark.parametrize("k", range(9))
-@pytest.mark.parametrize("run", [".", "other"])
-def test_resumed_run_chooses_as_the_uninterrupted_one(keep_best, exported, tmp_path, k, run, way):
-    """Also within an interval, also in another directory, and whatever is left of what came after the checkpoint."""
-    values = [3.0, 5.0, 4.0, float("nan"), 9.0, 1.0, 2.0, 6.0, 6.5]
-    asked = {"keep_best": f"{way}:m", "sample_interval": 2, "num_rollout": 9}
-    whole = keep_best(**asked, run="whole")
-    play(whole, values)
-    expected = (whole.state_dict(), exported.copy())
-    exported.clear()
-    first = keep_best(**asked)
-    play(first, values[:k])
-    state = first.state_dict()
-
-    best = resumed(keep_best(**asked, run=run, earlier=tmp_path / "student_best"), state)
-    play(best, values[k:], first=k + 1)
-
-    assert (best.state_dict(), exported) == expected
-    kept = json.loads((tmp_path / run / "student_best" / "best.json").read_text())
-    assert kept == best.state_dict()["best"]
-    assert (tmp_path / run / "student_best" / "weights").read_text() == str(kept["global_step"])
-
-
-def test_best_student_that_is_lost_is_told_and_still_has_to_be_beaten(keep_best, exported, tmp_path, caplog):
-    state = {"metric": "m", "way": "max", "values": [], "best": {"metric": "m", "value": 5.0, "global_step": 1}}
-
-    play(resumed(keep_best("max:m"), state), [4.0, 6.0], first=2)
-
-    assert exported == [3]
-    assert "the best student so far (m 5 after step 1) is not kept any more" in caplog.text
-
-
-def test_another_metric_begins_anew(keep_best, exported):
-    first = keep_best("max:other")
-    play(first, [None])
-    first._best = {"metric": "other", "value": 9.0, "global_step": 1}
-
-    play(resumed(keep_best("max:m"), first.state_dict()), [1.0], first=2)
-
-    assert exported == [2]
-
-
-def test_number_that_is_not_finite_is_never_best(keep_best, exported):
-    play(keep_best("min:m"), [float("nan"), 2.0, float("-inf"), float("nan")])
-
-    assert exported == [2]
-
-
-def test_interval_without_the_metric_is_told_and_the_run_goes_on(keep_best, exported, caplog):
-    """A number that takes twice --alarm-window cycles to be told, say."""
-    play(keep_best("max:m", sample_interval=2), [None, None, None, 1.0])
-
-    assert exported == [4]
-    assert caplog.messages == ["--keep-best max:m: no such number up to step 2; nothing to judge"]
-
-
-def test_warmup_cycle_and_a_run_without_the_flag_keep_nothing(keep_best, exported):
-    keep_best("max:m").committed({"global_step": 0, "m": 9.0}, 0)
-    play(keep_best(None), [1.0])
-
-    assert exported == []
-
+from miles_dmd.hooks import SampleGrids
 
 TEACHER = {"num_inference_steps": 28, "guidance_scale": 4.5}
 

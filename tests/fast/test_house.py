@@ -20,6 +20,7 @@ NEUTRAL = [
     "local.py",
     "rollout.py",
     "hooks.py",
+    "students.py",
     "journal.py",
     "plan/controller.py",
 ]

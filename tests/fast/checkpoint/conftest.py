@@ -11,12 +11,13 @@ from miles_dmd.checkpoint import manifest
 from miles_dmd.checkpoint.manifest import entry_of
 from miles_dmd.errors import SaveError
 from miles_dmd.handles import BatchHandle
-from miles_dmd.hooks import KeepBest, SampleGrids
+from miles_dmd.hooks import SampleGrids
 from miles_dmd.observe.alarms import ALARMS, Alarms
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan.skips import Skips
 from miles_dmd.prompts import PromptSource
 from miles_dmd.saving import CheckpointSaver
+from miles_dmd.students import KeepBest
 
 
 class FakeGroup:

@@ -1,0 +1,140 @@
+"""Which students does a run leave? The last, and with --keep-best the best: pipelines that stock diffusers opens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from miles_dmd import registry
+from miles_dmd.contracts.distillation import Distillation
+from miles_dmd.contracts.loss import LossType
+from miles_dmd.executor import GroupExecutor
+from miles_dmd.files import atomic_write_text, recover_directory, replace_directory
+from miles_dmd.plan.grid import sigma_grid
+
+logger = logging.getLogger(__name__)
+
+BEST_STUDENT = "student_best"
+BEST = "best.json"
+
+
+def export_student(args: Any, loss_type: LossType, executor: GroupExecutor, directory: Path) -> None:
+    """The moving average as a pipeline directory that opens in stock diffusers, with distillation.json."""
+    with executor.spans.span("save", group="rollout"):
+        student = executor.groups[executor.plan.group_of("student")]
+        weights = student.weights(averaged=executor.plan.export.role == "student_ema")
+        # absolute: the worker that writes it may have been started elsewhere
+        executor.rollouts.export(directory.resolve(), weights, describe(args, loss_type, executor.policy_version))
+
+
+class KeepBest:
+    """The best student so far in ``directory``, beside the last: --keep-best says by which metric, and which way.
+
+    Every --sample-interval student steps and after the last it judges the metric's mean since it last judged, so that
+    one lucky batch is not the best student. best.json in ``directory`` tells metric, value and step. A run that goes on
+    from one in another directory takes its best student over from ``earlier``.
+    """
+
+    def __init__(self, args: Any, loss_type: LossType, directory: Path, earlier: Path | None = None) -> None:
+        self.args, self.loss_type, self.directory, self.earlier = args, loss_type, directory, earlier
+        asked: str = args.keep_best or ""
+        self.way, _, self.metric = asked.partition(":")
+        self._values: list[float] = []
+        self._best: dict[str, Any] = {}
+        """What best.json says."""
+        self._new = directory.with_name(f"{directory.name}.new")
+        recover_directory(directory)
+        shutil.rmtree(self._new, ignore_errors=True)  # of a process that died before it was whole, or after its turn
+
+    def committed(self, row: Mapping[str, float], executor: GroupExecutor) -> None:
+        """``row`` holds the metrics of a committed cycle."""
+        step = int(row["global_step"])
+        if not self.metric or step == 0:
+            return
+        if self.metric in row:
+            self._values.append(row[self.metric])
+        if step % self.args.sample_interval and step != self.args.num_rollout:
+            return
+        values, self._values = self._values, []
+        if not values:
+            logger.warning("--keep-best %s: no such number up to step %d; nothing to judge", self.args.keep_best, step)
+        elif self._is_better(value := math.fsum(values) / len(values)):
+            self._keep({"metric": self.metric, "value": value, "global_step": step}, executor)
+
+    def _is_better(self, value: float) -> bool:
+        if not math.isfinite(value) or not self._best:
+            return math.isfinite(value)
+        return bool(value < self._best["value"] if self.way == "min" else value > self._best["value"])
+
+    def _keep(self, best: dict[str, Any], executor: GroupExecutor) -> None:
+        self._replace(best, lambda new: export_student(self.args, self.loss_type, executor, new))
+        self._best = best
+
+    def _replace(self, best: Mapping[str, Any], write: Callable[[Path], object]) -> None:
+        """The new one is whole before the old one goes."""
+        shutil.rmtree(self._new, ignore_errors=True)
+        write(self._new)
+        atomic_write_text(self._new / BEST, json.dumps(best) + "\n")
+        replace_directory(self._new, self.directory)
+
+    def state_dict(self) -> dict[str, Any]:
+        # a number that is not finite spoils the mean of its interval, and JSON has none
+        values = [value if math.isfinite(value) else None for value in self._values]
+        return {"metric": self.metric, "way": self.way, "values": values, "best": self._best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing of a run that was asked for another metric."""
+        if (self.metric, self.way) != (state["metric"], state["way"]) or not self.metric:
+            return
+        self._values = [math.nan if value is None else value for value in state["values"]]
+        self._best = dict(state["best"])
+        if self._best and read_best(self.directory) != self._best:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """The best student of the run so far is elsewhere, or has made way for a later one that is not of this run."""
+        if self.earlier is not None and read_best(self.earlier) == self._best:
+            earlier = self.earlier
+            self._replace(self._best, lambda new: shutil.copytree(earlier, new, symlinks=True))
+            return
+        logger.warning(
+            "%s: the best student so far (%s %.6g after step %d) is not kept any more; the next has to beat it",
+            self.directory, self.metric, self._best["value"], self._best["global_step"],
+        )  # fmt: skip
+
+
+def read_best(directory: Path) -> dict[str, Any]:
+    """What best.json in ``directory`` says; empty where there is none."""
+    try:
+        return dict(json.loads((directory / BEST).read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def describe(args: Any, loss_type: LossType, policy_version: int) -> Distillation:
+    """How student and teacher are sampled by the stock pipeline."""
+    family = registry.load("models", args.model_family)
+    checkpoint = Path(args.hf_checkpoint)
+    height, width = family.resolution(args)
+    common = {
+        "max_sequence_length": args.max_sequence_length or family.default_max_sequence_length(checkpoint),
+        "height": height,
+        "width": width,
+    }
+    negative = {"negative_prompt": args.negative_prompt} if args.negative_prompt else {}
+    steps = args.num_inference_steps
+    # the pipeline shifts what it is given, once, so it is given the grid before the shift
+    student = {"num_inference_steps": steps, "guidance_scale": 1.0, "sigmas": list(sigma_grid(steps, 1.0)), **common}
+    return Distillation(
+        sigmas=sigma_grid(steps, args.shift),
+        solver=args.solver,
+        teacher=str(Path(args.teacher_path).resolve()),  # so that it is found from any directory
+        policy_version=policy_version,
+        student_call=student,
+        teacher_call={**loss_type.teacher_sampling(args), **common, **negative},
+    )
