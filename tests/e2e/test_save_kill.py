@@ -159,7 +159,7 @@ keep(1)
 step = instants = survived = 0
 while not survived:
     instants += 1
-    before = hooks.read_best(ROOT / "student_best")["global_step"]
+    before = students.read_best(ROOT / "student_best")["global_step"]
     if not (pid := os.fork()):
         die_at(instants)
         keep(before + 1)
@@ -168,7 +168,7 @@ while not survived:
     aside = not (ROOT / "student_best").exists()
     assert not (aside and exchanges), instants
     keeper()
-    kept = hooks.read_best(ROOT / "student_best")["global_step"]
+    kept = students.read_best(ROOT / "student_best")["global_step"]
     assert kept in (before, before + 1), (instants, before, kept)
     assert [path.name for path in ROOT.iterdir()] == ["student_best"], instants
     for name in ("model_index.json", "weights"):
