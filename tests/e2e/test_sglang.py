@@ -27,7 +27,7 @@ from processes import writing_to
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # two servers that start beside each other on a busy machine
 
 STEPS = 4
-LOSSES = ("actor/loss", "critic/loss", "actor/grad_norm", "critic/grad_norm", "actor/normalizer")
+LOSSES = ("samples/diversity", "actor/loss", "critic/loss", "actor/grad_norm", "critic/grad_norm", "actor/normalizer")
 
 
 def requests(*stop_steps, seed=2**62):
@@ -292,11 +292,12 @@ def losses(directory):
 def test_run_through_ray_with_its_own_server_equals_the_in_process_run(
     make_args, sglang_python, ray_cluster, tmp_path, capsys
 ):
-    DistillationTrainer(make_args("--local", "--save", str(tmp_path / "inprocess"))).fit()
+    grids = ("--sample-prompts", "1", "--sample-interval", "1")
+    DistillationTrainer(make_args("--local", *grids, "--save", str(tmp_path / "inprocess"))).fit()
     logs = tmp_path / "logs"
     flags = ("--sglang-python", sglang_python, "--sglang-log-dir", str(logs), "--save", str(tmp_path / "sglang"))
 
-    DistillationTrainer(make_args("--rollout-engine", "sglang", *flags)).fit()
+    DistillationTrainer(make_args("--rollout-engine", "sglang", *grids, *flags)).fit()
 
     expected, found = losses(tmp_path / "inprocess"), losses(tmp_path / "sglang")
     assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
