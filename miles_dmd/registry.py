@@ -13,7 +13,7 @@ from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
-from miles_dmd.errors import NotFound
+from miles_dmd.errors import ConfigError, NotFound
 from miles_dmd.shown import shown
 
 EXPORT = {"losses": "loss_type", "models": "family", "engines": "engine", "roles": "role"}
@@ -84,6 +84,8 @@ def _import(path: str, asked: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}."):
             raise NotFound(f"{asked}: there is no module {error.name!r}; is its folder on PYTHONPATH?") from error
+        if isinstance(error, ConfigError):  # of a plug-in that declares what cannot be
+            raise NotFound(f"{asked}: {error}") from error
         raise NotFound(
             f"{asked}: cannot be imported ({type(error).__name__}: {error}); see the whole of it with "
             f"python -c 'import {path}'"

@@ -12,7 +12,14 @@ from miles_dmd.config.metric_names import metric_names
 from miles_dmd.config.networks import check_pipeline, require_alike
 from miles_dmd.config.overrides import check_read, check_run_wide
 from miles_dmd.config.places import check_device, check_places, check_ray_address
-from miles_dmd.config.plugins import check_engine_options, check_loss_options, check_plan, check_plugins
+from miles_dmd.config.plugins import (
+    check_engine_options,
+    check_loss_options,
+    check_loss_parts,
+    check_plan,
+    check_plugins,
+    check_teacher_sampling,
+)
 from miles_dmd.config.presets import shipped
 from miles_dmd.config.resume import open_resume
 from miles_dmd.config.runs import check_save
@@ -174,6 +181,8 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_plugins,
     check_loss_options,
     check_plan,
+    check_loss_parts,
+    check_teacher_sampling,
     check_read,
     check_one_step_a_phase,
     check_batch_divides,

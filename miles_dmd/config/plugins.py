@@ -1,13 +1,14 @@
 """What do the run's plug-ins say of its arguments: loss type, model family, rollout engine, roles?"""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args
+from miles_dmd.config.dotted import require_defined
 from miles_dmd.config.flags import flag_name
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.config.values import kinds
+from miles_dmd.config.values import Count, Guidance, checked, kind_of, kinds
 from miles_dmd.errors import ConfigError, MilesDmdError, PlanError
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.shown import shown
@@ -47,6 +48,49 @@ def check_plan(args: Args) -> None:
             f"--loss-type {args.loss_type}: its roles {', '.join(groups)} are not the groups of its plan, "
             f"{', '.join(plan.groups)}, in order"
         )
+
+
+def check_loss_parts(args: Args) -> None:
+    """What trainers read of the loss type, each on its own: a name that is missing would show after they have started.
+    Raises ConfigError."""
+    loss_type = registry.load("losses", args.loss_type)
+    plan, asked = loss_type.plan(args), f"--loss-type {args.loss_type}"
+    trained = dict.fromkeys(role for group in plan.groups for role in plan.trainable_roles_of(group))
+    if missing := [role for role in trained if role not in loss_type.objectives]:
+        raise ConfigError(f"{asked}: its plan trains {', '.join(missing)}, without an objective; add one to objectives")
+    for part in ("objectives", "scorers"):
+        for name, dotted in getattr(loss_type, part).items():
+            try:
+                require_defined(dotted)
+            except ConfigError as error:
+                raise ConfigError(f"{asked}: {part}[{name!r}] {error}") from error
+    for role, producers in loss_type.needs.items():
+        if role not in plan.role_layout.roles:
+            known = ", ".join(plan.role_layout.roles)
+            raise ConfigError(f"{asked}: needs names {role!r}, which is no role of its plan; there are {known}")
+        for group in producers:
+            if group not in plan.groups or group not in loss_type.scorers:
+                why = "has no scorer" if group in plan.groups else f"is no group; there are {', '.join(plan.groups)}"
+                raise ConfigError(f"{asked}: needs[{role!r}] names {group!r}, which {why}")
+
+
+SAMPLING = {"num_inference_steps": kind_of(Count), "guidance_scale": kind_of(Guidance)}
+
+
+def check_teacher_sampling(args: Args) -> None:
+    """Raises ConfigError where the teacher could not be sampled as the loss type says."""
+    asked = f"--loss-type {args.loss_type}"
+    with _asked_of(asked):
+        found = registry.load("losses", args.loss_type).teacher_sampling(args)
+    if not isinstance(found, Mapping) or (found and found.keys() != SAMPLING.keys()):
+        raise ConfigError(
+            f"{asked}: teacher_sampling gives {shown(found)}; it must give {' and '.join(SAMPLING)}, or {{}}"
+        )
+    for name, value in found.items():
+        where = f"{asked}: teacher_sampling's {name}"
+        if isinstance(value, str):
+            raise ConfigError(f"{where} {shown(value)} must be {SAMPLING[name]}")
+        checked(SAMPLING[name], value, where)
 
 
 @contextlib.contextmanager

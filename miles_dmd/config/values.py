@@ -62,6 +62,8 @@ Repeats = Annotated[int, Range(1, 1000)]
 """Of a phase in one cycle, whose batches are all sampled at once."""
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 Decay = Annotated[float, Range(0, 1, open_high=True)]
+Guidance = Annotated[float, Range(1, LARGEST)]
+"""1 is no guidance."""
 Shift = Annotated[float, Range(1, 1000)]
 Steps = Annotated[int, Range(1, 1000)]
 """Of a moving average: [0, 1)."""

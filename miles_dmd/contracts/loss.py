@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from miles_dmd.errors import ConfigError
+from miles_dmd.shown import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,3 +74,36 @@ class LossType:
     """num_inference_steps and guidance_scale at which the teacher is what the student learns to be."""
     check: Callable[[Any], None] = lambda args: None
     """Cross-field rules of its own options; raises ConfigError."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a part of another shape, which would show only when a trainer reads it."""
+        for name, (fits, what) in _SHAPES.items():
+            if not fits(getattr(self, name)):
+                raise ConfigError(f"LossType: {name} {shown(getattr(self, name))} must be {what}")
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
+
+
+def _table(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Mapping) and _are_names(value) and all(map(of, value.values()))
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "roles": (lambda value: isinstance(value, tuple) and _are_names(value), "a tuple of names"),
+    "objectives": (_table(_is_name), "a mapping of roles to 'package.module:attribute'"),
+    "scorers": (_table(_is_name), "a mapping of groups to 'package.module:attribute'"),
+    "needs": (_table(_table(_are_names)), "a mapping of roles to {group: (names of what it tells)}"),
+    "metrics": (_table(_are_names), "a mapping of roles to tuples of names"),
+    "run_wide": (_are_names, "a set of names of options"),
+    "readers": (_table(_are_names), "a mapping of options to tuples of groups"),
+    "plan": (callable, "a function of the arguments"),
+    "teacher_sampling": (callable, "a function of the arguments"),
+    "check": (callable, "a function of the arguments"),
+}
+"""part -> whether a value is one, and what it must be."""

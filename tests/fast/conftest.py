@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from miles_dmd.config.cli import parse_args
+from miles_dmd.errors import ConfigError
 from miles_dmd.models.sd3.configs import CLASSES
 
 SD35_MEDIUM: Mapping[str, Any] = {
@@ -85,6 +87,19 @@ def asked(configuration_only: Path, prompt_file: Path) -> list[str]:
     return ["--hf-checkpoint", str(configuration_only), "--prompt-data", str(prompt_file), "--dry-run"]
 
 
+@pytest.fixture
+def refused(asked: list[str], latest: Callable[[list[str]], list[str]]) -> Callable[..., str]:
+    """``refused("--lr", "0")``: the one line with which the door refuses ``asked`` and these flags."""
+
+    def parse(*flags: str) -> str:
+        with pytest.raises(ConfigError) as error:
+            parse_args(latest([*asked, *flags]))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    return parse
+
+
 LOSS_TYPE = """
 from dataclasses import dataclass
 
@@ -101,7 +116,8 @@ def plan(args):
     return build_plan("opd", {{"model_path": args.hf_checkpoint}}, {{"token_matching"}})
 
 
-loss_type = LossType(options=Options, roles={roles!r}, plan=plan, objectives={{}})
+objectives = {{"student": "miles_dmd.losses.dmd2.objective:match_teacher"}}
+loss_type = LossType(options=Options, roles={roles!r}, plan=plan, objectives=objectives)
 """
 
 
