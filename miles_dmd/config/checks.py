@@ -1,5 +1,6 @@
 """Which arguments cannot stand together, and what they need on disk: one small rule each, before anything starts."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,9 +83,22 @@ def check_batch_divides(args: Args) -> None:
         )
 
 
+OF_RAY = ("ray_address", "placement_timeout", "remote_timeout")
+"""Arguments that nothing in a --local run reads."""
+
+
 def check_local(args: Args) -> None:
+    if not args.local:
+        return
+    defaults = {row.name: row.default for row in dataclasses.fields(args)}
+    for name in OF_RAY:
+        if (value := getattr(args, name)) != defaults[name]:
+            raise ConfigError(
+                f"{flag_name(name)} {value} speaks of Ray, and --local runs everything in this process; drop one "
+                "of the two"
+            )
     for role, own in _trainers(args):
-        if args.local and own.num_trainer_ranks != 1:
+        if own.num_trainer_ranks != 1:
             raise ConfigError(
                 f"{_flag(args, role, 'num_trainer_ranks')} {own.num_trainer_ranks} needs processes of its own, and "
                 "--local runs everything in this one; drop one of the two"
