@@ -95,7 +95,9 @@ def parse_json(text: str | bytes) -> Any:
 def unwritable(path: str | Path) -> str:
     """Why nothing can be written to a folder ``path``, or made there; empty where it can. Raises ConfigError."""
     path = Path(os.path.abspath(path))
-    nearest = next(place for place in (path, *path.parents) if exists(place))
+    nearest = next(place for place in (path, *path.parents) if exists(place) or place.is_symlink())
+    if not exists(nearest):
+        return f"{nearest} is a link to {os.readlink(nearest)}, which is not there"
     if not is_folder(nearest):
         return f"{nearest} is no directory"
     return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written to"

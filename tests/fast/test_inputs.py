@@ -116,6 +116,13 @@ def test_a_folder_is_writable_if_it_or_what_is_above_it_is(locked):
     assert unwritable(locked / "file.txt" / "deep") == f"{locked / 'file.txt'} is no directory"
 
 
+@pytest.mark.parametrize("below", ["", "deep/er"])
+def test_no_folder_can_be_made_where_a_link_leads_nowhere(tmp_path, below):
+    (tmp_path / "link").symlink_to("gone")
+
+    assert unwritable(tmp_path / "link" / below) == f"{tmp_path / 'link'} is a link to gone, which is not there"
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

@@ -188,6 +188,16 @@ def test_a_link_in_a_circle_or_to_a_device_is_refused_at_once(run, tmp_path, fla
     assert f"{flag} {tmp_path / 'loop.txt'}" in lines[0]
 
 
+@pytest.mark.parametrize("flag", ["--save", "--cache-dir"])
+def test_a_link_that_leads_nowhere_is_no_folder_to_write_to(run, tmp_path, flag):
+    (tmp_path / "link").symlink_to("gone")
+
+    code, lines, written = run(flag, str(tmp_path / "link"))
+
+    assert (code, len(lines), written) == (2, 1, [])
+    assert f"{flag} {tmp_path / 'link'}: {tmp_path / 'link'} is a link to gone" in lines[0]
+
+
 @pytest.mark.parametrize("flag", ["--prompt-data", "--config"])
 def test_a_pipe_is_not_waited_for(run, tmp_path, flag):
     os.mkfifo(tmp_path / "pipe.txt")
