@@ -19,6 +19,7 @@ from miles_dmd.checkpoint.store import run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
 from miles_dmd.config.cli import PROGRAM, parse_flags
+from miles_dmd.config.places import require_cluster
 from miles_dmd.config.resume import Resume, open_resume
 from miles_dmd.config.runs import clear, own_directory
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
@@ -116,6 +117,7 @@ class DistillationTrainer:
         if self.controller_instance is not None:
             raise ConfigError("this trainer has run, and its groups are gone; make another one to run again")
         self.plan.refuse_unrunnable()
+        require_cluster(self.args)
         with own_directory(self.args) as self.directory:
             # within the lock: a run that was at work there a moment ago may have left a later checkpoint
             self.resume = resume = open_resume(self.args)

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ import ray._private.worker
 
 from miles_dmd.cluster.asking import Asker
 from miles_dmd.cluster.guardian import Guardian
+from miles_dmd.config.places import no_cluster, unheard
 from miles_dmd.errors import ClusterError
 
 logger = logging.getLogger(__name__)
@@ -45,12 +45,8 @@ class Session:
         if self.address is None:
             gone = [name for pid, name in self.processes.items() if not _lives(pid)]
             return f"Ray's {' and '.join(gone)} on this machine died" if gone else ""
-        host, _, port = self.address.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except OSError as error:
-            return f"the Ray cluster at {self.address} does not answer any more ({error})"
-        return ""
+        reason = unheard(self.address)
+        return f"the Ray cluster at {self.address} does not answer any more ({reason})" if reason else ""
 
 
 @contextlib.contextmanager
@@ -158,32 +154,15 @@ def _lives(pid: int) -> bool:
 
 
 def _join(address: str, asker: Asker, timeout: float) -> None:
-    _knock(address)
+    if reason := unheard(address):
+        raise ClusterError(no_cluster(address, reason))
     _hush()
     doing = f"joining the cluster at {address}"
     try:
         with _same_handlers():
             asker.ask(doing, timeout, lambda: ray.init(address=address, **QUIET), _limit(timeout))
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ClusterError(_nobody(address, str(error).splitlines()[0])) from error
-
-
-def _knock(address: str) -> None:
-    """Ray itself waits for minutes before it says that nobody is there."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
-        raise ClusterError(_nobody(address, str(error))) from error
-
-
-def _nobody(address: str, reason: str) -> str:
-    return (
-        f"--ray-address {address}: no Ray cluster answers there ({reason}); start one with `ray start --head`, or "
-        "leave the flag out to start one on this machine"
-    )
+        raise ClusterError(no_cluster(address, str(error).splitlines()[0])) from error
 
 
 def every(seconds: float, question: Callable[[], str]) -> Callable[[], str]:

@@ -1,6 +1,7 @@
-"""Is what the run will use there: folders that it may write to, and the device that it was told to compute on?"""
+"""Is what the run will use there: folders that it may write to, the device to compute on, the cluster to join?"""
 
 import ctypes
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,13 +40,39 @@ def check_device(args: Args) -> None:
 
 
 def check_ray_address(args: Args) -> None:
-    """Raises ConfigError for what is no address; whether a cluster is there, Ray says."""
+    """Raises ConfigError for what is no address; whether a cluster is there, a run that starts asks."""
     address = args.ray_address
     if address is None or address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16):
         raise ConfigError(f"--ray-address {address} is no address; write HOST:PORT, as `ray start --head` shows it")
+
+
+def require_cluster(args: Args) -> None:
+    """Raises ConfigError where nobody listens at --ray-address; a process that speaks to a cluster already keeps it."""
+    joined = getattr(sys.modules.get("ray"), "is_initialized", bool)()
+    if args.ray_address is not None and not joined and (reason := unheard(args.ray_address)):
+        raise ConfigError(no_cluster(args.ray_address, reason))
+
+
+def unheard(address: str) -> str:
+    """Why nobody can be reached at HOST:PORT; empty where somebody can. Ray itself waits for minutes before it says."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():  # "auto", which Ray looks up
+        return ""
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def no_cluster(address: str, reason: str) -> str:
+    return (
+        f"--ray-address {address}: no Ray cluster answers there ({reason}); start one with `ray start --head`, or "
+        "leave the flag out to start one on this machine"
+    )
 
 
 def has_cuda() -> bool:

@@ -1,5 +1,7 @@
 """The composition root: a trainer from args or from a plan, with parts of one's own, and what it says if some lack."""
 
+import socket
+
 import pytest
 
 from miles_dmd import DistillationTrainer
@@ -82,6 +84,18 @@ def test_refusal_is_one_line_and_exit_code_two(capsys):
     assert status == 2
     assert len(lines) == 1
     assert "--lr" in lines[0]
+
+
+def test_an_address_where_nobody_listens_is_refused_before_anything_is_written(flags, tmp_path, capsys):
+    with socket.socket() as taken:  # bound, and never listened on: nobody else gets the port meanwhile
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code = main(flags("--ray-address", address, "--save", str(tmp_path / "run")))
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert f"--ray-address {address}: no Ray cluster answers there" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_dry_run_writes_nothing(flags, tmp_path, capsys, monkeypatch):
