@@ -174,6 +174,8 @@ def _unknown(rest: Sequence[str], flags: Mapping[str, Flag], loss_name: str, rol
     asked = f"{name} {value}".rstrip()
     if (role := _absent_group(name, roles)) is not None:
         return ConfigError(f"{asked}: loss type {loss_name!r} has no group {role!r}; its groups are {', '.join(roles)}")
+    if (whole := _of_the_whole_run(name, flags, roles)) is not None:
+        return ConfigError(f"{asked}: {whole} applies to the whole run, not to one trainer; pass {whole}")
     if owners := _owners(name, loss_name):
         return ConfigError(f"{asked} is a flag of loss type {' and '.join(owners)}, and not of {loss_name!r}")
     if owners := _owners(name, "", "engines"):
@@ -190,6 +192,12 @@ def _absent_group(name: str, roles: tuple[str, ...]) -> str | None:
         if name == flag_name(argument, role) and role in _all_groups() and role not in roles:
             return role
     return None
+
+
+def _of_the_whole_run(name: str, flags: Mapping[str, Flag], roles: tuple[str, ...]) -> str | None:
+    """``--loss-type``, where somebody writes ``--critic-loss-type``."""
+    wholes = (f"--{name.removeprefix(f'--{role}-')}" for role in roles if name.startswith(f"--{role}-"))
+    return next((whole for whole in wholes if whole in flags), None)
 
 
 def _all_groups() -> set[str]:

@@ -27,7 +27,8 @@ def _require_writable(asked: str, folder: Callable[[], Path]) -> None:
     try:
         why = unwritable(folder())
     except (ConfigError, RuntimeError) as error:  # the home of nobody that is known is a RuntimeError
-        why = str(error)
+        cause = error.__cause__
+        why = str(cause.strerror if isinstance(cause, OSError) else error)  # the path is said already
     if why:
         raise ConfigError(f"{asked}: {why}; name a directory that can be written to")
 

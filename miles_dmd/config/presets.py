@@ -7,8 +7,9 @@
 It may also be written in the nested form (``algorithm``, ``distillation``) that ``nested`` translates.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ class Preset:
         """What it asks for. Raises ConfigError for a name or a value that ``flags`` do not have."""
         declared = {flag.argument: flag for flag in flags.values() if flag.scope in (RUN, LOSS, ENGINE)}
         known = {name: flag for name, flag in declared.items() if name not in NOT_IN_A_PRESET}
-        values = self._values(self.args, known, "args", f"no argument of a {loss_name} run")
         may_override = {name: flag for name, flag in known.items() if name in per_trainer() or flag.scope == LOSS}
+        self._require_no_trainers_own(known, may_override, roles)
+        values = self._values(self.args, known, "args", f"no argument of a {loss_name} run")
         overrides: dict[str, Mapping[str, Any]] = {}
         for role, wishes in self._trainers():
             require_role(role, roles, loss_name, f"{self.path}: trainers")
@@ -51,6 +53,17 @@ class Preset:
             for scope in (RUN, LOSS, ENGINE)
         )
         return Given(run, loss, overrides, engine)
+
+    def _require_no_trainers_own(
+        self, known: Collection[str], may_override: Collection[str], roles: Sequence[str]
+    ) -> None:
+        """Raises ConfigError for args that are named as the flag of one trainer is, ``critic_lr``."""
+        for role, argument in itertools.product(roles, may_override):
+            if (name := f"{role}_{argument}") in self.args and name not in known:
+                raise ConfigError(
+                    f"{self.path}: args.{name} is the {role}'s own; write it as "
+                    f"trainers: [{{role: {role}, overrides: {{{argument}: ...}}}}]"
+                )
 
     def _values(self, wishes: Mapping[str, Any], known: Mapping[str, Flag], section: str, what: str) -> dict[str, Any]:
         for name in wishes:

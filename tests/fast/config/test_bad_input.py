@@ -41,6 +41,8 @@ def run(tmp_path, asked, latest, capsys, monkeypatch):
         (["--learning-rate", "1"], ["--learning-rate 1", "did you mean --lr?"]),
         (["--critic-learning-rate", "1"], ["--critic-learning-rate 1", "did you mean --critic-lr?"]),
         (["--batch_size", "1"], ["--batch_size 1", "did you mean --rollout-batch-size?"]),
+        (["--critic-loss-type", "dmd2"], ["--critic-loss-type dmd2", "the whole run", "pass --loss-type"]),
+        (["--actor-seed=3"], ["--actor-seed 3", "the whole run", "pass --seed"]),
         (["--output-dir=x"], ["--output-dir x", "did you mean --save?"]),
         (["-lr", "1"], ["-lr 1", "did you mean --lr?"]),
         (["--rollout-batch", "8"], ["--rollout-batch 8", "did you mean --rollout-batch-size?"]),
@@ -186,6 +188,16 @@ def test_a_link_in_a_circle_or_to_a_device_is_refused_at_once(run, tmp_path, fla
 
     assert (code, len(lines), written) == (2, 1, [])
     assert f"{flag} {tmp_path / 'loop.txt'}" in lines[0]
+
+
+@pytest.mark.parametrize("flag", ["--save", "--cache-dir"])
+@pytest.mark.parametrize("length", [300, 5000])
+def test_a_path_that_is_too_long_is_said_once(run, flag, length):
+    _, (line,), _ = run(flag, "x" * length)
+
+    assert f"{flag} xxx" in line
+    assert "xxx: File name too long; name a directory" in line
+    assert line.count("x") < 1300 if length == 5000 else line.count("x" * 300) == 1
 
 
 @pytest.mark.parametrize("flag", ["--save", "--cache-dir"])

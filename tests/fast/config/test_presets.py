@@ -81,6 +81,8 @@ def test_an_unknown_preset_is_refused_with_those_there_are():
         ("arg: {lr: 1}", ["mine.yaml", "unknown key 'arg'", "did you mean args?"]),
         ("args: {lrr: 1}", ["mine.yaml: args.lrr", "did you mean lr?"]),
         ("args: {rollout-batch-size: 8}", ["args.rollout-batch-size", "did you mean rollout_batch_size?"]),
+        ("args: {critic_lr: 1}", ["args.critic_lr is", "trainers: [{role: critic, overrides: {lr: ...}}]"]),
+        ("args: {actor_solver: euler}", ["args.actor_solver is no argument"]),
         ("args: {config: digits}", ["args.config is no argument"]),
         ("args: {dry_run: true}", ["args.dry_run is no argument"]),
         ("args: {trainers: []}", ["args.trainers is no argument"]),
