@@ -13,6 +13,8 @@ from miles_dmd.plan import recipe_registry
 
 PACKAGE = Path(miles_dmd.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS_ROOT = Path(__file__).parents[1]
+TESTS = sorted(TESTS_ROOT.rglob("*.py"))
 NEUTRAL = [
     "run.py",
     "executor.py",
@@ -37,6 +39,11 @@ def test_room_is_small(path):
 
     assert len(text.splitlines()) <= 400
     assert [f.name for f in functions if f.end_lineno - f.lineno + 1 > 60] == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.relative_to(TESTS_ROOT).as_posix())
+def test_file_of_tests_is_of_one_topic(path):
+    assert len(path.read_text().splitlines()) <= 400
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
