@@ -99,3 +99,24 @@ def make_args(flags):
     from miles_dmd.config.cli import parse_args
 
     return lambda *more: parse_args(flags(*more))
+
+
+class CountingHook:
+    """A hook of the user's own that remembers something."""
+
+    def __init__(self):
+        self.count = 0
+
+    def after_completed_step(self, counters, metrics, executor):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+@pytest.fixture(scope="session")
+def counting_hook():
+    return CountingHook

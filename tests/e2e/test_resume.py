@@ -137,26 +137,10 @@ def test_run_goes_on_in_its_own_directory(uninterrupted, make_args, tmp_path, ca
     assert manifests[0].run == manifests[1].run
 
 
-class Counting:
-    """A hook of the user's own that remembers something."""
-
-    def __init__(self):
-        self.count = 0
-
-    def after_completed_step(self, counters, metrics, executor):
-        self.count += 1
-
-    def state_dict(self):
-        return {"count": self.count}
-
-    def load_state_dict(self, state):
-        self.count = state["count"]
-
-
-def test_hook_of_the_users_own_goes_on_counting(make_args, tmp_path):
+def test_hook_of_the_users_own_goes_on_counting(make_args, tmp_path, counting_hook):
     save = ("--local", *SCHEDULE, *SAVING, "--save", str(tmp_path))
-    DistillationTrainer(make_args(*save), hooks=Counting()).fit(num_cycles=3)
-    hook = Counting()
+    DistillationTrainer(make_args(*save), hooks=counting_hook()).fit(num_cycles=3)
+    hook = counting_hook()
 
     DistillationTrainer(make_args(*save, "--load", "latest"), hooks=hook).fit()
 

@@ -179,24 +179,8 @@ def test_restoring_hands_everything_back(make_run, make_args, digit_prompts):
     assert run.groups["critic"].loaded == ["critic"]
 
 
-class Counting:
-    """A hook of the user's own that remembers something, and one that does not."""
-
-    def __init__(self):
-        self.count = 0
-
-    def after_completed_step(self, counters, metrics, executor):
-        self.count += 1
-
-    def state_dict(self):
-        return {"count": self.count}
-
-    def load_state_dict(self, state):
-        self.count = state["count"]
-
-
-def test_hooks_that_remember_something_are_part_of_it():
-    forgetful, counting = SimpleNamespace(), Counting()
+def test_hooks_that_remember_something_are_part_of_it(counting_hook):
+    forgetful, counting = SimpleNamespace(), counting_hook()
 
     assert remembering([forgetful, counting]) == {"hook_1": counting}
 
