@@ -22,7 +22,7 @@ from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer
 
 sys.path.insert(0, str(Path(__file__).parent))
-from processes import writing_to
+from processes import wait_for, writing_to
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # two servers that start beside each other on a busy machine
 
@@ -305,4 +305,4 @@ def test_run_through_ray_with_its_own_server_equals_the_in_process_run(
     assert [entry for entry in apart if entry[-1] > 1e-4] == []
     assert "stops at the requested step" in capsys.readouterr().out
     (log,) = logs.iterdir()
-    assert not writing_to(log)
+    wait_for(lambda: not writing_to(log), 10, "the server's workers end with it")
