@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 LEAVING = 10.0
 """Seconds that ending actors, removing a placement and leaving a cluster may take, each."""
+TICK = 0.5
+"""Seconds between two looks at whether there is still somebody who could answer."""
 
 
 class Asker:
@@ -29,26 +32,36 @@ class Asker:
     def __init__(self) -> None:
         self.stuck = ""
         """What it was at when it was given up."""
+        self.died: Callable[[], str] = lambda: ""
+        """Tells what of Ray is gone, or nothing: "". Nobody waits for what is gone: Ray's core ends this process some
+        seconds after its GCS."""
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         threading.Thread(target=self._work, daemon=True, name="asks Ray").start()
 
     def ask(self, doing: str, seconds: float, call: Callable[[], Any], limit: str = "") -> Any:
-        """What ``call`` returns or raises. Raises ClusterError after so many ``seconds``, which ``limit`` explains."""
+        """What ``call`` returns or raises. Raises ClusterError after so many ``seconds``, which ``limit`` explains, and
+        when Ray has died."""
         if self.stuck:
             raise ClusterError(f"Ray has not answered while {self.stuck}, and is not asked any more while {doing}")
         answer: Future[Any] = Future()
         self._calls.put((answer, call))
         self.stuck = doing
+        until = time.monotonic() + seconds
         try:
-            return answer.result(seconds)
-        except TimeoutError as error:
-            if answer.done():  # it is the call's own
-                raise
-            named = f"; {limit} is the limit" if limit else ""
-            raise ClusterError(f"no answer from Ray within {seconds:g} s while {doing}{named}") from error
+            while not wait([answer], min(TICK, until - time.monotonic())).done:
+                if gone := self.died():
+                    raise ClusterError(f"{gone} while {doing}")
+                if time.monotonic() >= until:
+                    named = f"; {limit} is the limit" if limit else ""
+                    raise ClusterError(f"no answer from Ray within {seconds:g} s while {doing}{named}")
+            return answer.result()
         finally:
             if answer.done():  # and neither late, nor interrupted by a signal
                 self.stuck = ""
+
+    @property
+    def answers(self) -> bool:
+        return not self.stuck and not self.died()
 
     def try_to(self, doing: str, call: Callable[[], Any], seconds: float = LEAVING) -> bool:
         """As ``ask``, for what a run does on its way out: whatever goes wrong is logged, and hides no other error."""

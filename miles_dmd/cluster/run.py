@@ -73,9 +73,10 @@ def started(
                 print(note, flush=True)
             yield groups, rollouts
         finally:
-            if session.answers:
+            if session.asker.answers:
                 ended = lambda: _end(groups.values(), others)  # noqa: E731
                 session.asker.try_to("ending its actors", ended, GRACE + LEAVING)
+            if session.asker.answers:  # still: who signals everybody ends Ray while it is left
                 session.asker.try_to("giving the bundles back", placement.remove)
 
 

@@ -36,10 +36,7 @@ class Session:
     def __init__(self, address: str | None, asker: Asker) -> None:
         self.address, self.asker = address, asker
         self.processes: dict[int, str] = {}
-
-    @property
-    def answers(self) -> bool:
-        return not self.asker.stuck and not self.died()
+        asker.died = self.died
 
     def died(self) -> str:
         if self.address is None:
@@ -82,11 +79,11 @@ def _local_cluster(asker: Asker, timeout: float) -> Iterator[Session]:
         _hush()
         own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(directory)}
         with _same_handlers():
-            asker.ask("starting", timeout, lambda: ray.init(address="local", **own, **QUIET), _limit(timeout))
+            asker.ask("starting", timeout, lambda: _start(**own), _limit(timeout))
         session.processes = _servers()
         yield session
     finally:
-        if session.answers:
+        if asker.answers:
             _leave(asker)
             guardian.finish()
         else:
@@ -95,13 +92,24 @@ def _local_cluster(asker: Asker, timeout: float) -> Iterator[Session]:
         shutil.rmtree(directory, ignore_errors=True)  # what the driver wrote while it left
 
 
+def _start(**own: Any) -> None:
+    """Who stops a job by SIGTERM sends it to all of its processes, and the driver finishes the cycle with them: so
+    they inherit that it is blocked, as Ray itself blocks SIGINT for them. They are ended by SIGKILL, then."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    ray.init(address="local", **own, **QUIET)
+    node = ray._private.worker._global_node
+    # a second for each of them is what Ray would wait for nothing
+    end = node.kill_all_processes
+    node.kill_all_processes = lambda **how: end(**how | {"allow_graceful": False})
+
+
 def _limit(timeout: float) -> str:
     return f"--placement-timeout {timeout:g}"
 
 
 def _leave(asker: Asker) -> None:
     """As far as Ray can be left: it is also left when it does not answer."""
-    if not (Asker() if asker.stuck else asker).try_to("leaving the cluster", ray.shutdown):
+    if not (asker if asker.answers else Asker()).try_to("leaving the cluster", ray.shutdown):
         atexit.unregister(ray.shutdown)  # it would wait again, without a limit
 
 

@@ -45,6 +45,8 @@ def known_flags(argv: list[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> None:
+    # blocked for the processes of a run, and inherited, also by the workers, which are asked by it to end
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     if DIE_WITH_STDIN in argv:
         argv = [word for word in argv if word != DIE_WITH_STDIN]
         die_with_stdin()

@@ -223,6 +223,41 @@ def test_ray_that_stands_still_is_left_all_the_same(start):
     assert last_line(run) == "train_diffusion.py: stopped by SIGTERM; it has no checkpoint"
 
 
+def test_end_of_ray_while_it_is_left_is_not_waited_for(start):
+    """Ray's core would end the driver, without a word of ours, 15 s after its GCS is gone."""
+    run = start(f"hold {PLACES['fake']}", "--save-interval", "0")
+    run.wait(lambda: trigger("fake", run.faults, run.directory), "fake")
+    run.look()
+    (gcs,) = named(run.pids, "gcs_server")
+    os.kill(gcs, signal.SIGSTOP)  # so that whoever ends the actors waits for it
+    run.process.terminate()
+    time.sleep(2)
+    since = time.monotonic()
+    os.kill(gcs, signal.SIGKILL)
+
+    assert run.process.wait(GONE) == 143, run.output.read_text()
+    run.assert_gone(since)
+    assert last_line(run) == "train_diffusion.py: stopped by SIGTERM; it has no checkpoint"
+
+
+@pytest.mark.parametrize("servers", [("gcs_server",), ("gcs_server", "raylet/raylet")])
+def test_signal_that_ends_ray_too_names_the_last_checkpoint(start, servers):
+    run = start(f"hold {PLACES['fake']}")
+    run.wait(lambda: trigger("fake", run.faults, run.directory), "fake")
+    run.look()
+    since = time.monotonic()
+    run.process.terminate()
+    for server in servers:
+        os.kill(named(run.pids, server)[0], signal.SIGKILL)
+
+    assert run.process.wait(GONE) == 143, run.output.read_text()
+    run.assert_gone(since)
+    checkpoint = run.directory / "checkpoints" / "cycle_000001"
+    assert last_line(run) == (
+        f"train_diffusion.py: stopped by SIGTERM; go on with --load {checkpoint} --save {run.directory}"
+    )
+
+
 def test_end_of_ray_itself_is_told_in_one_line(start):
     run = start(f"hold {PLACES['fake']}")
     run.wait(lambda: trigger("fake", run.faults, run.directory), "fake")
@@ -253,21 +288,23 @@ def test_signal_while_ray_starts_leaves_nothing(start, server):
     assert not run.directory.exists()
 
 
-def test_interrupt_of_the_whole_terminal_finishes_the_cycle_and_saves_it(start):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_to_the_whole_terminal_finishes_the_cycle_and_saves_it(start, number, code):
+    """A terminal sends it to the group; who stops a job, to every process of it."""
     run = start("", "--num-rollout", "5000", "--save-interval", "1000")
     metrics = run.directory / "metrics.jsonl"
     run.wait(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, "three cycles")
     run.look()
     since = time.monotonic()
-    os.killpg(run.process.pid, signal.SIGINT)
+    os.killpg(run.process.pid, number)
 
-    assert run.process.wait(GONE) == 130
+    assert run.process.wait(GONE) == code, run.output.read_text()
     run.assert_gone(since)
     cycle = int(read_metrics(metrics)[-1]["cycle"])
     checkpoint = run.directory / "checkpoints" / f"cycle_{cycle:06d}"
     assert (
         last_line(run)
-        == f"train_diffusion.py: stopped by SIGINT; go on with --load {checkpoint} --save {run.directory}"
+        == f"train_diffusion.py: stopped by {number.name}; go on with --load {checkpoint} --save {run.directory}"
     )
     assert json.loads((checkpoint / "manifest.json").read_text())["counters"]["completed_cycles"] == cycle
     assert not (run.directory / "student").exists()

@@ -47,6 +47,18 @@ def test_call_that_does_not_end_is_told_with_its_limit_and_nothing_is_asked_afte
     assert "not asked any more while leaving" in caplog.text
 
 
+def test_who_waits_for_ray_gives_up_when_ray_dies(caplog):
+    asker, never, seen = Asker(), threading.Event(), []
+    asker.died = lambda: seen.append(1) or ("Ray's gcs_server on this machine died" if len(seen) > 1 else "")
+
+    answered = asker.ask("looking", 60, lambda: 1)
+    left = asker.try_to("ending its actors", never.wait, 3600)
+    never.set()
+
+    assert (answered, left, asker.answers) == (1, False, False)
+    assert "Ray's gcs_server on this machine died while ending its actors" in caplog.text
+
+
 def test_signal_ends_the_wait():
     asker, never = Asker(), threading.Event()
 
