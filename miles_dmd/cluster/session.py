@@ -36,9 +36,15 @@ class Session:
     def __init__(self, address: str | None, asker: Asker) -> None:
         self.address, self.asker = address, asker
         self.processes: dict[int, str] = {}
+        self._gone = ""
         asker.died = self.died
 
     def died(self) -> str:
+        """What is gone stays gone: looking for it takes ten seconds where its whole machine is."""
+        self._gone = self._gone or self._look()
+        return self._gone
+
+    def _look(self) -> str:
         if self.address is None:
             gone = [name for pid, name in self.processes.items() if not _lives(pid)]
             return f"Ray's {' and '.join(gone)} on this machine died" if gone else ""

@@ -24,6 +24,8 @@ GRACE = 5.0
 
 def die_with_stdin() -> None:
     """End this process group when standard input closes: whoever held its other end is gone, however it went."""
+    # a run blocks them for its processes, which is inherited, and this group is asked by the second to end
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     stdin = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nothing else may read it, nor hand it to a child
     os.set_inheritable(stdin, False)
@@ -45,8 +47,6 @@ def known_flags(argv: list[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> None:
-    # blocked for the processes of a run, and inherited, also by the workers, which are asked by it to end
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     if DIE_WITH_STDIN in argv:
         argv = [word for word in argv if word != DIE_WITH_STDIN]
         die_with_stdin()

@@ -237,6 +237,7 @@ def test_end_of_ray_while_it_is_left_is_not_waited_for(start):
 
     assert run.process.wait(GONE) == 143, run.output.read_text()
     run.assert_gone(since)
+    assert "Ray's gcs_server on this machine died while giving the bundles back" in run.output.read_text()
     assert last_line(run) == "train_diffusion.py: stopped by SIGTERM; it has no checkpoint"
 
 

@@ -19,7 +19,8 @@ print(os.getpid(), child.pid, flush=True)
 child.wait()
 """
 PARENT = """
-import subprocess, sys
+import signal, subprocess, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # as in a run's processes
 pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
 server = subprocess.Popen([sys.executable, "-c", sys.argv[1]], **pipes)
 print(server.stdout.readline(), flush=True)
@@ -34,11 +35,18 @@ def alive(pid):
         return False
 
 
+def blocked(pid):
+    """The signals that a process does not hear of, as a mask."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
+    return int(line.split()[1], 16)
+
+
 def test_server_and_its_children_end_when_their_parent_is_killed():
     code = SERVER.format(plugin=str(PLUGIN))
     parent = subprocess.Popen([sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True)
     pids = list(map(int, parent.stdout.readline().split()))
     assert all(map(alive, pids))
+    assert [blocked(pid) for pid in pids] == [0, 0]
 
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
