@@ -1,6 +1,9 @@
 """The composition root: a trainer from args or from a plan, with parts of one's own, and what it says if some lack."""
 
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,8 @@ from miles_dmd.config import checks
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan import FakeBatchProvider, FakeDistillationHooks, FakePhaseExecutor, build_plan
 from miles_dmd.run import main
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -86,14 +91,16 @@ def test_refusal_is_one_line_and_exit_code_two(capsys):
     assert "--lr" in lines[0]
 
 
-def test_an_address_where_nobody_listens_is_refused_before_anything_is_written(flags, tmp_path, capsys):
+def test_an_address_where_nobody_listens_is_refused_before_anything_is_written(flags, tmp_path):
+    """In a process of its own: one that speaks to a cluster already, as that of an earlier test may, goes on with it."""
     with socket.socket() as taken:  # bound, and never listened on: nobody else gets the port meanwhile
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        code = main(flags("--ray-address", address, "--save", str(tmp_path / "run")))
+        words = flags("--ray-address", address, "--save", str(tmp_path / "run"))
+        done = subprocess.run([sys.executable, ROOT / "train_diffusion.py", *words], capture_output=True, text=True)
 
-    (line,) = capsys.readouterr().err.splitlines()
-    assert code == 2
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
     assert f"--ray-address {address}: no Ray cluster answers there" in line
     assert not (tmp_path / "run").exists()
 
