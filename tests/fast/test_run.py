@@ -92,7 +92,7 @@ def test_refusal_is_one_line_and_exit_code_two(capsys):
 
 
 def test_an_address_where_nobody_listens_is_refused_before_anything_is_written(flags, tmp_path):
-    """In a process of its own: one that speaks to a cluster already, as that of an earlier test may, goes on with it."""
+    """In a process of its own: one that speaks to a cluster already, which an earlier test may, goes on with it."""
     with socket.socket() as taken:  # bound, and never listened on: nobody else gets the port meanwhile
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
