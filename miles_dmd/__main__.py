@@ -18,9 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MilesDmdError as error:
         said, code = f"error: {error}", 2
     except BrokenPipeError:  # who reads has seen enough
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # nothing more goes there, at the end of Python too
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or Python would try once more at its end, and say so
         return 0
     except OSError as error:
         said, code = f"{error.filename or 'a file'} cannot be read: {error.strerror}", 1

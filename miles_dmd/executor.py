@@ -42,7 +42,10 @@ class TrainerGroup(Protocol):
 
 
 class Rollouts(Protocol):
-    """The rollout worker, addressed from the driver. It is awake after every call but ``generate`` and ``sleep``."""
+    """The rollout worker, addressed from the driver.
+
+    It has left the device after ``generate`` and ``sleep``; new weights and pictures of the student wake it.
+    """
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]: ...
 

@@ -103,10 +103,11 @@ def _start(**own: Any) -> None:
     they inherit that it is blocked, as Ray itself blocks SIGINT for them. They are ended by SIGKILL, then."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ray.init(address="local", **own, **QUIET)
-    node = ray._private.worker._global_node
-    # a second for each of them is what Ray would wait for nothing
-    end = node.kill_all_processes
-    node.kill_all_processes = lambda **how: end(**how | {"allow_graceful": False})
+    # a second for each of them is what Ray would wait for nothing; one that has no such method any more waits it
+    with contextlib.suppress(AttributeError):
+        node = ray._private.worker._global_node
+        end = node.kill_all_processes
+        node.kill_all_processes = lambda **how: end(**how | {"allow_graceful": False})
 
 
 def _limit(timeout: float) -> str:

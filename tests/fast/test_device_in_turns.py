@@ -11,6 +11,7 @@ from miles_dmd.batches import RolloutBatches
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
+from miles_dmd.errors import EngineError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.handles import ScoreHandle, WeightHandle
 from miles_dmd.local import LocalRollouts
@@ -107,6 +108,19 @@ def test_engine_sleeps_while_trainers_load(executor_of):
     restore(resume, executor=executor_of(engine), observers={}, **parts)
 
     assert engine.log == ["sleep", "critic load", "actor load", "wake", "weights"]
+
+
+def test_failure_while_pictures_are_drawn_is_followed_by_nothing(executor_of):
+    """The run ends: whoever hangs would be asked for the student's weights once more, and be told of that instead."""
+    engine = Engine()
+
+    def draw():
+        raise EngineError("it does not draw")
+
+    with pytest.raises(EngineError, match="it does not draw"):
+        executor_of(engine).with_averaged_weights(draw)
+
+    assert engine.log == ["weights"]
 
 
 def test_engine_sleeps_while_trainers_compute_and_wakes_once_a_cycle(executor_of):

@@ -89,6 +89,12 @@ def test_scoring_first_and_training_later_works_through_fsdp(make_args, digit_pr
     assert all(local(value).dtype == torch.float32 for value in actor.models["student"].network.parameters())
 
 
+def test_one_rank_in_fp32_goes_without_fsdp(house):
+    held = house.trainer("critic").models.values()
+
+    assert not any(isinstance(module, FSDPModule) for model in held for module in model.network.modules())
+
+
 def test_student_takes_the_sampled_step_again(house):
     critic, actor, batch = house.trainer("critic"), house.trainer("actor"), house.batch()
     before = snapshot(actor.models["student"])
