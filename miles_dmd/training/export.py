@@ -16,6 +16,7 @@ from torch import Tensor
 from miles_dmd.config.checkpoints import weight_files
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.files import replace_directory
 
 WEIGHTS_NAME = "diffusion_pytorch_model{suffix}.safetensors"
 SHARD_SIZE: int | str = "5GB"
@@ -48,17 +49,7 @@ def write_student(
     index.pop("_name_or_path", None)
     (partial / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
     distillation.write(partial)
-    _put_in_place(partial, directory)
-
-
-def _put_in_place(partial: Path, directory: Path) -> None:
-    """A run that goes on replaces the student that it left before."""
-    old = directory.with_name(directory.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if directory.exists():
-        directory.rename(old)
-    partial.rename(directory)
-    shutil.rmtree(old, ignore_errors=True)
+    replace_directory(partial, directory)  # a run that goes on has left a student there before
 
 
 def _copy_components(target: Path, checkpoint: Path, index: Mapping[str, Any], *, skip: set[str]) -> None:

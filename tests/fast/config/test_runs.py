@@ -90,7 +90,14 @@ def written_by_a_run(directory):
     MetricsWriter(directory / "metrics.jsonl").close()
 
 
-@pytest.mark.parametrize("left", ["student/model_index.json", "metrics.jsonl", "summary.json"])
+WHOLE = ["student/model_index.json", "metrics.jsonl", "summary.json"]
+OF_A_KILLED_RUN = [
+    f"{name}/model_index.json"
+    for name in ("student.partial", "student.old", "student_best.new", "student_best.new.partial", "student_best.old")
+]
+
+
+@pytest.mark.parametrize("left", [*WHOLE, *OF_A_KILLED_RUN])
 def test_another_run_is_replaced_only_when_asked(tmp_path, left):
     path = tmp_path / "run" / left
     path.parent.mkdir(parents=True)
