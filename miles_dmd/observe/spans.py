@@ -20,7 +20,7 @@ PHASES = ("rollout", "critic train", "score", "actor train", "weight sync", "sav
 OTHER = "other"
 TIME_PREFIX = "time/"
 TRACED = 100_000
-"""Spans of a trace: some 10,000 cycles, and a file of 15 MB."""
+"""Spans of a trace: some 10,000 cycles, and a file of 11 MB."""
 SUMMED = 10_000
 
 
