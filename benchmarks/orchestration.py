@@ -1,4 +1,4 @@
-"""What do groups, FSDP2, Ray and the driver cost? Seconds per cycle over the same tensor work in one bare loop.
+"""Overhead of groups, FSDP2, Ray and the driver: seconds per cycle, divided by those of one bare loop.
 
     python benchmarks/orchestration.py                       # ratio and time split; JSON beside the table
     python benchmarks/orchestration.py --memory-cycles 200   # memory of every process along a long run

@@ -1,4 +1,4 @@
-"""What does a sample cost? Per second, in bytes and forwards: in process against an SGLang server, stop or capture.
+"""Rollout throughput, bytes and forwards per sample: in process against an SGLang server, stop or capture.
 
     python benchmarks/rollout.py --sglang-python .sglang-venv/bin/python   # starts a server on this machine
     python benchmarks/rollout.py --sglang-url http://127.0.0.1:30000       # or asks one that is there

@@ -1,4 +1,4 @@
-"""``miles-dmd``: what one does with a run's files when no run is on. Training is ``train_diffusion.py``.
+"""The ``miles-dmd`` command: inspect checkpoints. Training is ``train_diffusion.py``.
 
 miles-dmd checkpoint inspect DIR [--verify]
 """

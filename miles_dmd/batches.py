@@ -1,4 +1,4 @@
-"""Which batch a phase gets: all batches that one student samples, from one engine call right after its update.
+"""Batch prefetching: all batches that one student samples, from one engine call after its update.
 
 The student does not change between its own updates, so every fake-score batch of a cycle and the next student batch
 can be sampled together: nothing is stale, and the engine wakes once a cycle.

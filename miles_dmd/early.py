@@ -1,4 +1,4 @@
-"""What does a signal do before anybody listens? While Python imports, it ends the process in one line."""
+"""Signal handlers for the time while Python imports: the process ends in one line."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Every exception that the package raises on purpose.
+"""Exceptions that the package raises on purpose.
 
 MilesDmdError
 ├── ConfigError          the user asked for something that cannot be: names the flag, the value and the cure

@@ -1,4 +1,4 @@
-"""One phase, played by trainer groups wherever they live: in this process, or as Ray actors.
+"""Execution of one phase over trainer groups, in this process or as Ray actors.
 
     student phase       score by the groups that the loss needs --> train --> weights to the rollout engine, version + 1
     fake-score phase    train

@@ -1,4 +1,4 @@
-"""How does a run that failed, or was stopped, say so? One line on the console; a failure's traceback in a file."""
+"""Failure report: one line on the console, the traceback in failure.log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How does a file come to be whole or absent, and what is in it? Written beside its place, then renamed into it."""
+"""Atomic writes, fsync, cached SHA-256.
+
+A file is written beside its place, then renamed into it.
+"""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""What the driver holds instead of tensors: where a batch, scores or weights lie, and about which samples they are."""
+"""Handles of batches, scores and weights: where the tensors lie, and of which samples they are."""
 
 from __future__ import annotations
 

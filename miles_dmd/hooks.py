@@ -1,4 +1,4 @@
-"""What happens after a committed student step, and at the two ends of a run: grids of samples."""
+"""Sample grid hook: pictures after committed student steps and at both ends of a run."""
 
 from __future__ import annotations
 

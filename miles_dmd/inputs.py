@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: regular, of bounded size and depth, UTF-8; else a ConfigError that names the file.
+"""Bounded readers of foreign files: regular, of limited size and depth, UTF-8.
 
 Everything that a run reads before it starts comes through here, so a pipe cannot hold it up, a device not fill its
 memory, and a document not reach its recursion limit.

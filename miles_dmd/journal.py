@@ -1,4 +1,4 @@
-"""What a run tells: a row of metrics a cycle, a progress bar; at the end curves, a trace, a summary and two tables."""
+"""Run logging: metrics rows, progress bar; at the end curves, trace, summary and two tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run in this process, without Ray: for debugging, and the reference that the Ray run is compared with."""
+"""Run in one process, without Ray: for debugging, and the reference for the Ray run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory will each process need, at least? From the headers of weights, or from configurations alone."""
+"""Memory estimate of each process, from weight headers or configurations."""
 
 from __future__ import annotations
 

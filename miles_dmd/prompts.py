@@ -1,4 +1,4 @@
-"""Which prompt comes next? An endless, shuffled, resumable sequence whose only state is a cursor.
+"""Prompt source: an endless, shuffled, resumable sequence whose only state is a cursor.
 
 The order of epoch e is a function of (seed, e), and the prompt at a position is a function of the position, so a
 resumed run continues exactly where the other one stopped.

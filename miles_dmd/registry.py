@@ -1,4 +1,4 @@
-"""Which plug-ins there are: a plug-in is a file or a package of a wing.
+"""Plug-in registry: files and packages of the wings, loaded by name or import path.
 
 ``--loss-type dmd2`` is ``miles_dmd/losses/dmd2``, exported there under the wing's agreed name. To add a plug-in is to
 add a file: no table to edit, no decorator, no import for its side effect. One that lives elsewhere is named by its

@@ -1,4 +1,4 @@
-"""What will this run do? The resolved arguments as tables, before a run or, with --dry-run, instead. Knows no torch."""
+"""Tables of the resolved run, printed before a run or by --dry-run. Knows no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollout worker: an engine, and everything that turns its samples into batches and pictures. Knows no Ray."""
+"""Rollout worker: an engine, and what turns its samples into batches and pictures. Knows no Ray."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Where the parts of a run meet: arguments to plan, plan to groups, groups to controller. Nothing imports this but the
-command line.
+"""Composition of a run: arguments, plan, trainer groups, controller, hooks; and the command line.
 
-    args --> plan --> trainer groups + rollout worker (Ray, or this process) --> executor --> controller --> hooks
+args --> plan --> trainer groups + rollout worker (Ray, or this process) --> executor --> controller --> hooks
 """
 
 from __future__ import annotations

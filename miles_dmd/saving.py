@@ -1,4 +1,4 @@
-"""When is the run saved, and how does it go on from there? Whole-run checkpoints, from the driver's side.
+"""Saving and restoring of whole-run checkpoints by the driver.
 
 a cycle is committed, its row of metrics is on the disk
     --> every group's shards | sampled batches that wait | driver.json | args.json for each trainer

@@ -1,4 +1,6 @@
-"""Which seed does this draw have? Counter-based: a seed depends on what it is for, never on how many were drawn before.
+"""Counter-based seeds, derived from a purpose and a sample id.
+
+A seed depends on what it is for, never on how many were drawn before.
 
 So the order of calls, the batch split, the number of ranks and a resume from a checkpoint change no random number.
 """

@@ -1,4 +1,4 @@
-"""How does a value look in a message? On one line, printable and short, whatever it is."""
+"""Short printable representation of any value, for messages."""
 
 import reprlib
 from typing import Any

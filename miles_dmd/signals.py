@@ -1,4 +1,4 @@
-"""What does a run do when it is told to stop? The first SIGINT or SIGTERM asks it to, a second one ends it at once.
+"""SIGINT and SIGTERM: the first asks a run to stop, the second ends it at once.
 
 while nothing can be saved      the running cycle is abandoned: ``Stopped`` is raised where the run stands
 while it can be                 the running cycle is finished and saved; whoever plays the cycles asks ``requested``

@@ -1,4 +1,4 @@
-"""Which students does a run leave? The last, and with --keep-best the best: pipelines that stock diffusers opens."""
+"""Export of the last and, with --keep-best, the best student as diffusers pipelines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the teacher draws for a run's prompts: drawn once, and kept beside the encoded prompts."""
+"""Teacher samples for a run's prompts: drawn once, cached beside the encoded prompts."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Which version of the package this is; written into whatever a run leaves."""
+"""Version of the package, written into whatever a run leaves."""
 
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the flags that the code declares; with --check, only says whether it is up to date."""
+"""Write docs/cli.md from the declared flags; with --check, only compare."""
 
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""A whole run on disk: what a checkpoint consists of, how it comes to be whole or absent, and how it is verified.
+"""Whole-run checkpoints on disk: manifest, atomic publication, verification.
 
 Knows neither torch nor Ray: tensors are written by those who hold them, and here they are files with checksums.
 """

@@ -1,4 +1,4 @@
-"""What is in this checkpoint? Its manifest, for a reader."""
+"""A checkpoint's manifest as text."""
 
 from __future__ import annotations
 

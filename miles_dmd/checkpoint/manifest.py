@@ -1,4 +1,4 @@
-"""What does a checkpoint consist of? manifest.json lists every file with size and SHA-256, and says whose state it is.
+"""Checkpoint manifest: every file with its size and SHA-256, and the counters of the run.
 
 It is written last and holds a checksum of itself, so a directory with a sound manifest is a whole checkpoint.
 """

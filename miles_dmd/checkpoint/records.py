@@ -1,4 +1,4 @@
-"""What does a run record beside its tensors? JSON files whose checksums are the manifest's, and whose fields are here.
+"""JSON records of a checkpoint: driver state, trainer arguments, optimizer and scheduler steps.
 
 driver.json             where the driver is
 <group>/args.json       how a trainer was asked

@@ -1,4 +1,4 @@
-"""Does a JSON document have the shape that its format says? What does not is refused by file and place, in one line."""
+"""JSON schema checks: fields and types of a document, refused by file and place in one line."""
 
 from __future__ import annotations
 

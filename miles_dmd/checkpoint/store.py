@@ -1,4 +1,4 @@
-"""Where do the checkpoints of a run lie, and how does one appear? Staged, synced, renamed, and then pointed at.
+"""Checkpoint directories: staging, atomic rename, ``latest`` pointer, removal of old ones.
 
 DIR/checkpoints/.cycle_000012.4711.tmp/   being written; of no interest to anybody
 DIR/checkpoints/cycle_000012/             whole: it has a manifest.json, which was written last

@@ -1,4 +1,4 @@
-"""Trainer groups and the rollout worker as Ray actors. The only home of Ray."""
+"""Trainer groups and the rollout worker as Ray actors. Ray is imported nowhere else."""
 
 import os
 

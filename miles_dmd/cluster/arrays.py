@@ -1,4 +1,7 @@
-"""How tensors travel between processes: as arrays, which Ray hands on out of band; torch pickles each as a file."""
+"""Tensor serialisation between actors: numpy arrays, which Ray transfers out of band.
+
+Torch would pickle each tensor as a file.
+"""
 
 from __future__ import annotations
 

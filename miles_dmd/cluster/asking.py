@@ -1,4 +1,7 @@
-"""What if Ray itself does not answer? Its own calls wait without a limit, so they are made in a thread and given up."""
+"""Blocking Ray calls with a timeout, each in a thread of its own.
+
+Ray's own calls wait without a limit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function that takes an iterable is given its items one by one, each by a call of its own."""
+"""Streaming of an iterator into a callable, one remote call per item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who tidies up when the driver cannot? A small process beside it, which outlives a kill -9 of the driver.
+"""Clean-up process of a local Ray cluster that outlives a kill -9 of the driver.
 
     driver --- pipe ---> guardian          end of the pipe, for whatever reason: every process of the cluster is ended,
       '-- Ray, its agents, actors          then the cluster's directory is removed

@@ -1,4 +1,4 @@
-"""Where the processes of a run sit: one placement group, rank r of every group colocated in bundle r.
+"""Ray placement group of a run: rank r of every group colocated in bundle r.
 
     bundle 0: actor 0, critic 0, rollout      bundle 1: actor 1, critic 1      bundle 2: critic 2 ...
 

@@ -1,4 +1,4 @@
-"""Before any group starts: does every node have this package, the checkpoints, and memory?"""
+"""Checks of every Ray node before groups start: package version, pipeline directories, memory."""
 
 from __future__ import annotations
 

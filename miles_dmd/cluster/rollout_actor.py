@@ -1,4 +1,4 @@
-"""The rollout worker as a Ray actor, and its face towards the driver."""
+"""Rollout worker as a Ray actor, and its proxy for the driver."""
 
 from __future__ import annotations
 

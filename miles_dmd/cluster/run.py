@@ -1,4 +1,4 @@
-"""All processes of a run, started together and ended together."""
+"""Start and shutdown of all Ray processes of a run."""
 
 from __future__ import annotations
 

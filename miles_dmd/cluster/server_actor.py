@@ -1,4 +1,4 @@
-"""A server of the rollout engine, started by a Ray actor on a bundle of the run's, and ended with that actor."""
+"""Ray actor that starts a rollout server on a bundle of the run, and ends it."""
 
 from __future__ import annotations
 

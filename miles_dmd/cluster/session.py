@@ -1,4 +1,4 @@
-"""Ray itself: joined or started, watched, and left again. Nothing of this machine is reachable from outside it."""
+"""Ray session: joined or started, watched, shut down. A cluster of ours listens on loopback only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of a trainer group, as a Ray actor. Torch is imported here only when the actor lives."""
+"""One rank of a trainer group as a Ray actor. Torch is imported when the actor lives."""
 
 from __future__ import annotations
 

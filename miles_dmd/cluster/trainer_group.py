@@ -1,4 +1,4 @@
-"""A trainer group as the driver sees it: one name, some ranks, every call made on all of them at once."""
+"""Trainer group proxy for the driver: every call goes to all ranks at once."""
 
 from __future__ import annotations
 

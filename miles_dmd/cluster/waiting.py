@@ -1,4 +1,4 @@
-"""Waiting for actors: the first failure is told at once, with role and rank, also while another rank hangs."""
+"""Waiting for actors: the first failure is raised at once, with role and rank, while others may hang."""
 
 from __future__ import annotations
 

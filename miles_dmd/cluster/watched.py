@@ -1,4 +1,4 @@
-"""What every actor of a run can be asked while it works: whether it lives, what it has to say, and where it is.
+"""Health, log and stack-trace methods of every actor, answered while it works.
 
 All are answered by threads of their own. So the actor's work runs in a thread too, always the same one: Ray keeps the
 main thread for actors without such groups.

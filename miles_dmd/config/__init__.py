@@ -1,1 +1,1 @@
-"""What a run is asked for: arguments, their flags, presets and rules. Knows no torch."""
+"""Arguments of a run: flags, presets and rules. Knows no torch."""

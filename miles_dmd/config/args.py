@@ -1,4 +1,4 @@
-"""Everything a run can be asked for. A field is a flag; the words under it are its ``--help``."""
+"""Arguments of a run as frozen dataclasses. A field is a flag; the words under it are its ``--help``."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal

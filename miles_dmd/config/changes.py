@@ -1,4 +1,4 @@
-"""Which arguments differ from those a checkpoint was trained with, and do they alter training?
+"""Comparison of arguments with those of a checkpoint: which differences alter training.
 
 Every trainer's arguments are recorded as they were resolved, and what its weights started from by content, not by path.
 """

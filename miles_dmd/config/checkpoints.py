@@ -1,4 +1,4 @@
-"""What a pipeline directory says of itself in its JSON files and safetensors headers; no tensor is read."""
+"""Pipeline directories: JSON files and safetensors headers; no tensor is read."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Which arguments cannot stand together, and what they need on disk: one small rule each, before anything starts."""
+"""Rules between arguments, and what they need on disk; one small function each, before anything starts."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""From the words of a command line to Args: defaults, then the preset, then flags. Refusals are ConfigErrors."""
+"""Command line parsing: defaults, then the preset, then flags. Refusals are ConfigErrors."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Is there something behind a dotted name, as far as can be told without importing it: what computes imports torch."""
+"""Dotted names, checked without importing them: what computes imports torch."""
 
 import ast
 import symtable

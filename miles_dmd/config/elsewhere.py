@@ -1,4 +1,4 @@
-"""What do other trainers call a flag of ours? Spelling alone does not lead from --learning-rate to --lr."""
+"""Synonyms of flags in other trainers, for hints: spelling alone does not lead from --learning-rate to --lr."""
 
 from collections.abc import Collection
 

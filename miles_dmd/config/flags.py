@@ -1,4 +1,4 @@
-"""Which flags there are: the run's, its loss type's and its rollout engine's own, and each trainer's."""
+"""Flags of a run: its own, its loss type's, its rollout engine's, and each trainer's."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""Which numbers will a run write? The names in metrics.jsonl follow from its plan, its loss type and its flags."""
+"""Names of the metrics that a run will write, from its plan, loss type and flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nested way to write a preset, translated once into arguments.
+"""Nested form of a preset, translated once into arguments.
 
 algorithm: {trainer_type: distillation}
 actor_rollout_ref: {model: {path: DIR}}

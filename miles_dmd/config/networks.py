@@ -1,4 +1,4 @@
-"""Do a pipeline directory's files belong together, and a run's networks to each other? Seen without torch."""
+"""Consistency of pipeline directories and of a run's networks, checked without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arguments may a trainer have of its own? Not those of the whole run, and none that it does not read."""
+"""Arguments that a trainer may override: none of the whole run's, and none that it does not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what the run will use there: folders that it may write to, the device to compute on, the cluster to join?"""
+"""Preflight of places: output directories, device, Ray address."""
 
 import ctypes
 import socket

@@ -1,4 +1,4 @@
-"""What do the run's plug-ins say of its arguments: loss type, model family, rollout engine, roles?"""
+"""Validation of plug-ins against the arguments: loss type, model family, rollout engine, roles."""
 
 import contextlib
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Runs written down: ``--config`` names a YAML file of trainer_configs/, or one of the user's own.
+"""Presets: ``--config`` names a YAML file of trainer_configs/, or one of the user's own.
 
     args: {lr: 8.0e-5, fake_update_ratio: 3}
     trainers:

@@ -1,4 +1,4 @@
-"""Would this run's checkpoint load? Everything that can be known of it before any worker is touched.
+"""Validation of the checkpoint that --load names, before any worker is touched.
 
 Its manifest and the presence of its files, the plan, the arguments, the prompts, the counters, the disk; the checksums
 of the tensors, which take a while, by ``verify``.

@@ -1,4 +1,4 @@
-"""Where a run leaves its files: a directory that no other run has."""
+"""Run directories: creation, locking, --overwrite."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""One YAML document, read strictly: safe types, no name twice, no aliases, no more depth than a document needs.
+"""Strict YAML reader: safe types, no name twice, no aliases, bounded depth.
 
 Aliases are refused because ten lines of them spell out more than fits into memory, and no preset needs one.
 """

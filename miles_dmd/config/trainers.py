@@ -1,4 +1,4 @@
-"""One run, several trainers: who they are, and what each of them reads instead of the run's own arguments."""
+"""Per-trainer arguments: TrainerConfig (role and overrides) and each group's own copy of Args."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Which values an argument takes, written as text (a flag) or as data (YAML), and what is said of any other.
+"""Value types of arguments: parsing from text (a flag) or data (YAML), bounds and error messages.
 
 Arguments declare it in their type: ``num_rollout: Count``, ``lr: Positive``, ``solver: Literal["renoise", "euler"]``.
 """

@@ -1,1 +1,1 @@
-"""The words that wings and machinery share: samples, external data, losses, families, engines."""
+"""Types shared by plug-ins and machinery: samples, external data, losses, families, engines."""

@@ -1,4 +1,4 @@
-"""A batch in a file: its tensors as safetensors, whose samples they are in the header."""
+"""Batches as safetensors files, with sample ids in the header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""distillation.json: how a distilled student, and the teacher it came from, are sampled. Knows no torch."""
+"""distillation.json: sampling settings of an exported student and of its teacher. Knows no torch."""
 
 from __future__ import annotations
 

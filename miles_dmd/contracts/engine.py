@@ -1,4 +1,4 @@
-"""The seam between the run and whatever samples from the student."""
+"""Rollout engine protocol and requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one trainer group hands a later one about the same samples."""
+"""ExternalData: what one trainer group hands a later one about the same samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model family says of itself: once without torch, for the door, and once with it, for trainers."""
+"""Model family contract: a declaration without torch, and the code that computes."""
 
 from __future__ import annotations
 

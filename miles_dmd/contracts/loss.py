@@ -1,4 +1,4 @@
-"""What ``--loss-type`` names: who trains, in which order, and what each of them minimises. Knows no torch."""
+"""Loss type contract: who trains, in which order, and what each of them minimises. Knows no torch."""
 
 from __future__ import annotations
 

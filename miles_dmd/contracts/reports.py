@@ -1,4 +1,4 @@
-"""What workers tell the driver: plain numbers, so that it opens no tensor. Knows no torch."""
+"""Reports of workers to the driver: plain numbers, no tensors. Knows no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer group is made from: which argument names the checkpoint of each model that it may hold."""
+"""Role contract: the argument that names the weights of each model that a trainer group may hold."""
 
 from __future__ import annotations
 

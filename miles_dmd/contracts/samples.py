@@ -1,4 +1,4 @@
-"""What one prompt becomes on its way to a weight update."""
+"""DenoisingBatch: sampled latents with ids, noise levels and policy version."""
 
 from __future__ import annotations
 

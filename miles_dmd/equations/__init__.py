@@ -1,4 +1,4 @@
-"""The mathematics, one function an equation: torch alone, fp32 in and out, sources in the docstrings."""
+"""Mathematics, one function per equation: torch alone, fp32 in and out, sources in the docstrings."""
 
 from miles_dmd.equations.flow import (
     add_noise,

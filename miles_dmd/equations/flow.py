@@ -1,4 +1,4 @@
-"""How do clean sample, noise, velocity and noise level hang together?
+"""Rectified-flow parametrisation: clean sample, noise, velocity and sigma.
 
 Rectified flow: x_sigma = (1 - sigma) x0 + sigma eps, with velocity v = eps - x0 and sigma in [0, 1] (Lipman et al.
 2023, arXiv 2210.02747; Esser et al. 2024, arXiv 2403.03206, eq. 13). All arithmetic is fp32 and so are the results,

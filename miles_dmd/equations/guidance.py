@@ -1,4 +1,4 @@
-"""How far is a prediction pushed away from the unconditional one? Classifier-free guidance, both ways of writing it."""
+"""Classifier-free guidance, in both common conventions of its scale."""
 
 import math
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Where should the student's samples go, and which loss sends them there? Distribution matching (DMD, DMD2).
+"""Distribution matching (DMD, DMD2): gradient, surrogate loss, fake-score loss.
 
 Masks: True (or 1) is active; [B], [B, F], ... goes along the leading axes, a mask with all axes is broadcast. A mask
 selects the entries of a mean, so it changes a loss by the active count and nothing else; none active is an error.

@@ -1,4 +1,4 @@
-"""At which noise levels does one train or sample? The timestep shift, its inverse, and draws within bounds.
+"""Timestep shift, its inverse, and draws of noise levels within bounds.
 
 S(u) = k u / (1 + (k - 1) u), Esser et al. 2024 (arXiv 2403.03206), eq. 23 with k = sqrt(m / n): larger pictures need
 more noise to hide the same.

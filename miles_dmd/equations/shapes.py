@@ -1,4 +1,4 @@
-"""Do these tensors belong together, and along which axis does a noise level go?"""
+"""Shape checks and broadcasting of noise levels over samples."""
 
 import torch
 from torch import Tensor

@@ -1,1 +1,1 @@
-"""Loss types: every package is one, declared in its __init__ (no torch) and computed in its objective.py."""
+"""Loss types: every package is one, declared in its __init__ (no torch), computed in its objective.py."""

@@ -1,4 +1,4 @@
-"""Prompt embeddings: encoded once, kept on disk, looked up by prompt id.
+"""Prompt embedding table: encoded once, kept on disk, looked up by prompt id.
 
 At SD3.5's size an embedding is 2.6 MiB a sample, twenty times the latents, so batches carry ids and every process reads
 the rows that it needs from one memory-mapped file.

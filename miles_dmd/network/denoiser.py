@@ -1,4 +1,4 @@
-"""A diffusion network of some family, behind the one face that losses and samplers see."""
+"""Denoiser: velocity, clean prediction and guidance of a network of any family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backward simulation: sample as at inference, and stop at the step that is to be trained (DMD2, section 4.5)."""
+"""Backward simulation: sample as at inference, stop at the step to be trained (DMD2, section 4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of all steps under classifier-free guidance: what a teacher draws."""
+"""Multi-step sampling with classifier-free guidance: the teacher's samples."""
 
 from __future__ import annotations
 

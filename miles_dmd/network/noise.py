@@ -1,4 +1,4 @@
-"""Randomness that belongs to a sample: the same whatever batch, micro-batch, rank or machine it is in."""
+"""Per-sample random generators: the same noise whatever batch, micro-batch, rank or machine."""
 
 from __future__ import annotations
 

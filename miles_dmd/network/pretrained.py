@@ -1,4 +1,4 @@
-"""Networks from checkpoints, without ever holding a second copy in memory."""
+"""Loading of networks from pipeline directories, without a second copy in memory."""
 
 from __future__ import annotations
 

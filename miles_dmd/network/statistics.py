@@ -1,4 +1,4 @@
-"""How different, and how large, are samples? Numbers about finished latents of several seeds a prompt."""
+"""Diversity and saturation of finished latents, several seeds per prompt."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run tells: metrics, spans, pictures, tables, a progress bar. Knows no torch; what is heavy loads on use."""
+"""Metrics, spans, pictures, tables, progress. Knows no torch; what is heavy loads on use."""

@@ -1,4 +1,4 @@
-"""Is training going wrong? Five alarms on a run's own metrics: each a number, a threshold, and what it is a sign of.
+"""Alarms on training metrics, each with a threshold and what it is a sign of.
 
     critic_lag           |teacher - fake score|, by now over early on: the fake score does not follow the student
     critic_loss_slope    rise of the fake score's loss over a window, as a share of its mean: the same, earlier

@@ -1,4 +1,4 @@
-"""How do log lines look? One line a record on standard error, and third parties only when something is wrong."""
+"""Log format and levels: one line per record on standard error."""
 
 import logging
 import sys

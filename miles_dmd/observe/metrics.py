@@ -1,4 +1,4 @@
-"""Which numbers did a cycle leave, and where do they stand? One JSON object a line, appended as cycles are committed.
+"""metrics.jsonl: one JSON object per committed cycle, and running statistics.
 
     {"format": 1, "kind": "miles_dmd.metrics"}
     {"cycle": 1, "global_step": 0, "seconds": 1.2, "critic/loss": 0.31, "critic/loss.0": 0.35, ...}

@@ -1,4 +1,4 @@
-"""What do the samples look like, and how did the numbers go? A grid of samples and curves, as PNG files."""
+"""Sample grids and metric curves as PNG files."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""How far is the run, and when will it be done? A bar in a terminal, a line now and then in a file."""
+"""Progress bar in a terminal, progress lines in a file, ETA."""
 
 import math
 import sys

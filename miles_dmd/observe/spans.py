@@ -1,4 +1,4 @@
-"""Where did the time go? Named spans of wall time, as a Chrome trace and as totals that add up to the whole.
+"""Time spans: a Chrome trace, and totals that add up to the whole.
 
 Each instant counts for one name alone: the span that began last of those open at it (so what is nested takes its time
 out of what it is nested in, and ranks that work at once count once), or "other" when none is open.

@@ -1,4 +1,4 @@
-"""What came out of a run, in one file and in a few tables on the console."""
+"""summary.json and the tables at the end of a run."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Who is told of a committed cycle's metrics? A JSONL file always; TensorBoard and Weights & Biases if asked."""
+"""Metric trackers: JSONL always, TensorBoard and Weights & Biases on request."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module

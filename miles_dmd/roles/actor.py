@@ -1,4 +1,4 @@
-"""The student alone, so that nothing but its own step can touch it."""
+"""The actor: the student alone, so that nothing but its own step can touch it."""
 
 from miles_dmd.contracts.role import Role
 

@@ -1,4 +1,6 @@
-"""The fake score, and beside it the frozen teacher: both look at the same noised sample, so they share a device.
+"""The critic: fake score and frozen teacher.
+
+Both look at the same noised sample, so they share a device.
 
 The fake score stands for the student's distribution, so it starts from the same weights as the student; name others
 with ``--critic-hf-checkpoint``.

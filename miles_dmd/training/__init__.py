@@ -1,1 +1,1 @@
-"""One role's models, optimizer and step, over any number of ranks. Knows nothing of Ray."""
+"""Models, optimizer and step of one role, over any number of ranks. Knows nothing of Ray."""

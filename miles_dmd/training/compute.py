@@ -1,4 +1,4 @@
-"""On what a process computes: device, collective backend, dtype and threads come from this one place."""
+"""Device, collective backend, dtype and threads of a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The moving average of the trained role's weights, on this rank's shards, in fp32."""
+"""Exponential moving average (EMA) of the trained weights, on this rank's shards, in fp32."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A student that opens in stock diffusers: the teacher's pipeline with other weights, the right scheduler, and how to
-call it."""
+"""Export of a student as a diffusers pipeline, with scheduler and distillation.json."""
 
 from __future__ import annotations
 

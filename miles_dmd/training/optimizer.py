@@ -1,4 +1,4 @@
-"""AdamW on this rank's shards: plain tensors that share memory with the network's sharded parameters.
+"""AdamW on this rank's shards: plain tensors that share memory with the sharded parameters.
 
 An element-wise optimizer needs no collectives, and DTensor's dispatch of it, list by list, costs a small network more
 than the arithmetic. The gradient norm is the only thing that ranks must put together.

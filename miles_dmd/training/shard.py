@@ -1,4 +1,4 @@
-"""How a network is spread over the ranks of its group: FSDP2, block by block, with fp32 master weights."""
+"""FSDP2 sharding, block by block, with fp32 master weights."""
 
 from __future__ import annotations
 

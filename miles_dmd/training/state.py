@@ -1,4 +1,4 @@
-"""What a trainer saves and loads: its network, moving average, optimizer and scheduler, and every rank's random state.
+"""Trainer checkpoint state: weights, average, optimizer, scheduler, random states of every rank.
 
     <group>/shard-00001-model-00003-of-00007.safetensors   tensors of one rank, through torch.distributed.checkpoint
     <group>/trainer.json                                   whole numbers: steps of the optimizer, scheduler and average

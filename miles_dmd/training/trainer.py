@@ -1,4 +1,4 @@
-"""One group's models, optimizer and step. Runs the same in a test, in one process, or inside a Ray actor.
+"""Trainer: one group's models, optimizer and step; in a test, one process, or a Ray actor.
 
     batch of this rank --> look up conditions --> micro-batches --> objective --> backward, weighted by samples
     --> all ranks agree that everything is finite --> clip --> step --> scheduler --> EMA (student only)

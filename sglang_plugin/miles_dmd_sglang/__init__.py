@@ -1,4 +1,4 @@
-"""A plugin for SGLang's diffusion server: stop at a requested step, and say what the server holds."""
+"""Plugin for SGLang's diffusion server: stop at a requested step, report what the server holds."""
 
 PROTOCOL = 1
 """Of the requests and answers that this plugin adds; the client refuses another one."""

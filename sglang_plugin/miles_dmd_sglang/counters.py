@@ -1,4 +1,4 @@
-"""What this worker has done since it started."""
+"""Counters of this server worker: forwards, samples, weight updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where this release of sglang keeps what the plugin hooks into."""
+"""Import paths of what the plugin wraps, by release of sglang."""
 
 from __future__ import annotations
 

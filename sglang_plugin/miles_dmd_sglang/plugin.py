@@ -1,4 +1,4 @@
-"""The entry point: which function of sglang is wrapped by which of ours. Runs in every process of the server."""
+"""Plugin entry point: which function of sglang is wrapped by which of ours, in every server process."""
 
 from __future__ import annotations
 

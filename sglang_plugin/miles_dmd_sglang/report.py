@@ -1,4 +1,4 @@
-"""What a worker says of itself, over a route that stock sglang has: POST /get_weights_checksum."""
+"""Worker report over stock sglang's route POST /get_weights_checksum."""
 
 from __future__ import annotations
 

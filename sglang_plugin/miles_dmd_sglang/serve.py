@@ -1,4 +1,6 @@
-"""``sglang serve``, also on a CPU, and never longer than whoever started it: python -m miles_dmd_sglang.serve ARGS.
+"""``sglang serve`` launcher, also for CPUs, that ends with the process that started it.
+
+    python -m miles_dmd_sglang.serve ARGS
 
 The server's workers are spawned, which imports this module again in each of them: so what torch lacks is patched here,
 at import, and not in main.

@@ -1,4 +1,4 @@
-"""Stop after step k: k + 1 forwards, the clean prediction instead of a next state, and no decoding."""
+"""Early stop after step k: k + 1 forwards, the clean prediction, no decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server's imports miss beside a torch that was built without CUDA. Patches torch, never sglang."""
+"""Stand-ins for CUDA attributes in a CPU build of torch. Patches torch, never sglang."""
 
 from __future__ import annotations
 

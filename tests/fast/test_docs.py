@@ -221,28 +221,6 @@ def test_quotations_are_verbatim(page):
     assert [source for source, body in quoted if body not in (ROOT / source).read_text()] == []
 
 
-def test_the_tree_is_the_package():
-    """Every module of the package has a line in docs/architecture.md, and every line a module."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    lines = text[text.index("    miles_dmd/\n") : text.index("    trainer_configs/*.yaml")].splitlines()[1:]
-    listed, folders = set(), []
-    for line in lines:
-        depth, name = (len(line) - len(line.lstrip())) // 2 - 3, line.split()[0]
-        folders[depth:] = [name.rstrip("/")] if name.endswith("/") else []
-        listed.add("/".join([*folders, name] if name.endswith(".py") else folders))
-
-    package = ROOT / "miles_dmd"
-    wings = {f"{wing}/{name}" for wing in registry.EXPORT for name in registry.names(wing)}
-    modules = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if path.name != "__init__.py"}
-    modules = {module for module in modules if module.rpartition("/")[0] not in wings}
-    folders_there = {path.parent.relative_to(package).as_posix() for path in package.rglob("__init__.py")} - {"."}
-
-    there = modules | folders_there
-    assert {"without a line": there - listed, "without a module": listed - there} == {
-        "without a line": set(), "without a module": set(),
-    }  # fmt: skip
-
-
 def test_floors_of_the_architecture_page_are_those_that_are_checked():
     contract = (ROOT / ".importlinter").read_text()
     layers = re.search(r"^layers =\n((?:    .+\n)+)", contract, re.MULTILINE)[1]

@@ -15,6 +15,7 @@ PACKAGE = Path(miles_dmd.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS_ROOT = Path(__file__).parents[1]
 TESTS = sorted(TESTS_ROOT.rglob("*.py"))
+QUESTION_WORDS = {"What", "Who", "Whose", "Which", "Where", "When", "Whether", "Why", "How", "If", "Of"}
 NEUTRAL = [
     "run.py",
     "executor.py",
@@ -47,8 +48,13 @@ def test_file_of_tests_is_of_one_topic(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_first_line_says_what_the_file_is_about(path):
-    assert ast.get_docstring(ast.parse(path.read_text()))
+def test_first_line_names_the_subject_in_words_that_grep_finds(path):
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+
+    assert docstring
+    first = docstring.split("\n")[0]
+    assert "?" not in first
+    assert first.split()[0] not in QUESTION_WORDS
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

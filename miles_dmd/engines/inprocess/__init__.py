@@ -1,4 +1,4 @@
-"""The student samples in the rollout worker's own process: no server, one copy of the network."""
+"""In-process rollout engine: no server, one copy of the student's network."""
 
 from miles_dmd.contracts.engine import EngineType
 

@@ -1,4 +1,4 @@
-"""The real few-step sampler of the student, with stop step, on a network of its own."""
+"""Few-step sampler of the student, with stop step, on a network of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's diffusion server samples from the student: servers that the run starts, or that are there already.
+"""SGLang rollout engine: diffusion servers that the run starts, or that are there already.
 
 HTTP only; sglang is never imported here. It pins its own torch, so it lives in an environment of its own.
 """

@@ -1,4 +1,4 @@
-"""One SGLang server over HTTP: what is asked again, what is not, and what an error says."""
+"""HTTP client of one SGLang server: timeouts, retries, error messages."""
 
 from __future__ import annotations
 

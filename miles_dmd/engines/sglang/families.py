@@ -1,4 +1,4 @@
-"""What SGLang calls our model families, and how it reads prompts there. Knows no torch."""
+"""SGLang's names for model families, and how it encodes prompts. Knows no torch."""
 
 from __future__ import annotations
 

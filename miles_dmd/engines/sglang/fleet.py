@@ -1,4 +1,4 @@
-"""The servers of a run: who they are, who is taken out and in again, and that they sleep when they should."""
+"""Servers of a run: admission, eviction, readmission, sleep and wake."""
 
 from __future__ import annotations
 

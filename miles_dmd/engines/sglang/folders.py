@@ -1,4 +1,4 @@
-"""Folders in which weights travel: each belongs to a process, and goes when that has ended, however it ended.
+"""Weight folders: each belongs to a process, and is removed when that has ended, however it ended.
 
 A process holds a lock on its folder. Whoever finds one without a lock, of a process of the same machine, removes it.
 Knows no torch.

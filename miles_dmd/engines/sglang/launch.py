@@ -1,4 +1,4 @@
-"""A server that the run starts: in its own Python, on a free port, and gone when this process is."""
+"""SGLang server subprocess: in its own Python, on a free port, ended with this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several servers: who is asked next, and who is out of it, and why."""
+"""Server pool: load balancing, and which servers are evicted and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a server, what can it do, and does it sample as the in-process engine does? Asked when it is taken in."""
+"""Capability and parity probe of a server, when it is admitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollout engine over SGLang's servers: one request a sample, all of them of one policy version, or an error."""
+"""Rollout engine over SGLang servers: one request per sample, all of one policy version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sigma grid as SGLang is asked for it: a scheduler of ours, because no request can name sigmas. Knows no torch."""
+"""Sigma schedule for SGLang: a scheduler of ours, because no request can name sigmas. Knows no torch."""
 
 from __future__ import annotations
 

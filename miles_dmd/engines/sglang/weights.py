@@ -1,4 +1,4 @@
-"""How new weights get to servers, and how it is known that they arrived."""
+"""Weight transport to SGLang servers, and its verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one sample is asked with, and what its answer must be before anything is made of it."""
+"""Request and response format of one sample, validated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""DMD2 without its GAN: a fake score follows the student's distribution, and the student moves towards the teacher's.
+"""DMD2 without its GAN: fake score and distribution matching.
+
+A fake score follows the student's distribution, and the student moves towards the teacher's.
 
 Yin et al. 2024, "Improved Distribution Matching Distillation for Fast Image Synthesis" (arXiv 2405.14867), section 4.
 """

@@ -1,4 +1,4 @@
-"""DMD2's two objectives and what the critic group tells the actor. All arithmetic is fp32."""
+"""DMD2's generator loss, fake-score loss and scorer. All arithmetic is fp32."""
 
 from __future__ import annotations
 

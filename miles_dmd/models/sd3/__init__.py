@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5, any size: what a pipeline directory of this family is, read from its JSON files.
+"""Stable Diffusion 3 and 3.5, any size: declaration, read from a pipeline directory's JSON files.
 
 Esser et al. 2024, "Scaling Rectified Flow Transformers" (arXiv 2403.03206); diffusers' SD3Transformer2DModel.
 """

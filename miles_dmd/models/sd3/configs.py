@@ -1,4 +1,4 @@
-"""What the JSON files of an SD3 pipeline directory say, as types; of what is not in them, diffusers' own defaults."""
+"""JSON configurations of an SD3 pipeline directory as types, with diffusers' defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

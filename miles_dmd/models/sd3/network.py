@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5 with torch: the transformer, its conditions, its VAE, and its place in a pipeline."""
+"""Stable Diffusion 3 and 3.5 with torch: transformer, text conditions, VAE, scheduler."""
 
 from __future__ import annotations
 
