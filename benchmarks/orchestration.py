@@ -74,13 +74,13 @@ def run_cycles(args):
     from miles_dmd.executor import GroupExecutor
     from miles_dmd.observe.spans import SpanLog
     from miles_dmd.plan import DistillationTrainerController, requests_until_student_update
-    from miles_dmd.run import started_groups
+    from miles_dmd.run import started_run
 
     loss_type = registry.load("losses", args.loss_type)
     plan = loss_type.plan(args)
-    with started_groups(args, loss_type, plan) as (groups, rollouts, prompts):
+    with started_run(args, loss_type, plan) as (started, prompts):
         spans = SpanLog()
-        executor = GroupExecutor(plan, loss_type, groups, rollouts, spans)
+        executor = GroupExecutor(plan, loss_type, started, spans)
         provider = RolloutBatches(
             args,
             prompts,
@@ -181,7 +181,7 @@ def bare_cycles(args):
         )
         for role in ("student", "fake_score")
     }
-    ema = ShardedEma(models["student"].network, decay=args.ema_decay, start_step=0)
+    ema = ShardedEma(dict(models["student"].network.named_parameters()), decay=args.ema_decay, start_step=0)
     return lambda: bare_cycle(args, models, optimizers, ema, prompts, table)
 
 

@@ -21,6 +21,8 @@ MilesDmdError
 └── FormatError          a file of another format, or of a newer version than this package reads
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from miles_dmd.shown import printable
@@ -110,3 +112,13 @@ class SaveError(MilesDmdError, RuntimeError):
 
 class FormatError(MilesDmdError, ValueError):
     """A file that this version of the package cannot read."""
+
+
+@contextlib.contextmanager
+def noting(who: str, doing: str) -> Iterator[None]:
+    """Add a note to an error: who was doing what. In a Ray run the ClusterError says the same."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{who}, while {doing}")
+        raise

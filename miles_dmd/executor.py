@@ -8,8 +8,10 @@ The driver opens no tensor: it passes handles on, and reads plain numbers.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,18 +25,33 @@ from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan import DistillationPlan, PhaseRequest, PhaseResult
 
+ROLLOUT = "the rollout worker"
+"""In messages."""
+PENDING = "pending"
+"""Folder of a checkpoint that holds sampled batches which no phase has used yet."""
+
+Pictures = tuple[Any, SampleStatistics]
+"""[B, H, W, 3] uint8 images, and numbers about their latents."""
+
 
 class TrainerGroup(Protocol):
-    """The ranks of one trainer role, addressed as one."""
+    """The ranks of one trainer group, addressed as one."""
 
-    name: str
-    size: int
+    @property
+    def name(self) -> str: ...
 
-    def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle]) -> list[TrainReport]: ...
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        ...
+
+    def train(
+        self, batch: BatchHandle, scores: Mapping[str, ScoreHandle], roles: Sequence[str]
+    ) -> list[TrainReport]: ...
 
     def score(self, batch: BatchHandle) -> ScoreHandle: ...
 
-    def weights(self, *, averaged: bool) -> WeightHandle: ...
+    def weights(self, role: str, *, averaged: bool) -> WeightHandle: ...
 
     def save(self, directory: Path) -> list[FileEntry]: ...
 
@@ -44,7 +61,8 @@ class TrainerGroup(Protocol):
 class Rollouts(Protocol):
     """The rollout worker, addressed from the driver.
 
-    It has left the device after ``generate`` and ``sleep``; new weights and pictures of the student wake it.
+    It alone wakes and puts to sleep its engine, which shares devices with the trainers: every call wakes it where
+    it has to, and ``generate``, ``load_batches``, ``teacher_pictures`` and ``sleep`` leave it asleep.
     """
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]: ...
@@ -53,13 +71,11 @@ class Rollouts(Protocol):
 
     def sleep(self) -> None: ...
 
-    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]: ...
+    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures: ...
 
-    def teacher_pictures(
-        self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
-    ) -> tuple[Any, SampleStatistics]: ...
+    def teacher_pictures(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures: ...
 
-    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None: ...
+    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> None: ...
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]: ...
 
@@ -68,48 +84,50 @@ class Rollouts(Protocol):
     def peak_memory(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class StartedRun:
+    """Trainer groups by name, in the plan's order, and the rollout worker: built, and ready for work."""
+
+    groups: Mapping[str, TrainerGroup]
+    rollouts: Rollouts
+
+
 class GroupExecutor:
-    """A ``DistillationPhaseExecutor`` over trainer groups."""
+    """A ``DistillationPhaseExecutor`` over trainer groups, and all that a driver asks of groups and rollout worker.
+
+    Whenever trainers compute, the engine is asleep: they train on batches of the present policy version only, and those
+    were generated, or loaded, since the engine last woke. Gathering weights is no computing: each parameter goes to the
+    host before the next is gathered.
+    """
 
     def __init__(
         self,
         plan: DistillationPlan,
         loss_type: LossType,
-        groups: Mapping[str, TrainerGroup],
-        rollouts: Rollouts,
+        started: StartedRun,
         spans: SpanLog,
     ) -> None:
-        self.plan, self.loss_type, self.groups, self.rollouts, self.spans = plan, loss_type, groups, rollouts, spans
+        self.plan, self.loss_type, self.spans = plan, loss_type, spans
+        self._groups, self._rollouts = started.groups, started.rollouts
+        self._peak_memory: dict[str, int] = {}
         self.policy_version = 0
-        self._engine_asleep = False
-        self.peak_memory: dict[str, int] = {}
+
+    @property
+    def group_sizes(self) -> dict[str, int]:
+        """Ranks of each group."""
+        return {name: group.size for name, group in self._groups.items()}
 
     @property
     def num_chunks(self) -> int:
         """Chunks of a batch: the least number from which every group can take equally many a rank."""
-        return math.lcm(*(group.size for group in self.groups.values()))
+        return math.lcm(*self.group_sizes.values())
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]]) -> list[BatchHandle]:
-        """Sample several batches at once, after which the engine has left the device."""
+        """Sample several batches at once."""
         with self.spans.span("rollout", group="rollout"):
-            handles = self.rollouts.generate(batches, self.num_chunks)
-        self._engine_asleep = True
-        return handles
+            return self._rollouts.generate(batches, self.num_chunks)
 
-    def sampling(self) -> Rollouts:
-        """The rollout worker, for a call that wakes it."""
-        self._engine_asleep = False
-        return self.rollouts
-
-    def trainers(self) -> Mapping[str, TrainerGroup]:
-        """The groups, with their devices to themselves: the engine, which shares them, is asleep when this returns.
-
-        Not needed to gather weights: each parameter goes to the host before the next is gathered.
-        """
-        if not self._engine_asleep:
-            self.rollouts.sleep()
-            self._engine_asleep = True
-        return self.groups
+    # -- one phase ------------------------------------------------------------------------------------------------
 
     def execute_phase(self, request: PhaseRequest, batch: BatchHandle) -> PhaseResult:
         if batch.policy_version != self.policy_version:
@@ -117,35 +135,81 @@ class GroupExecutor:
                 f"the batch was sampled by policy version {batch.policy_version}; the student is at "
                 f"{self.policy_version}"
             )
-        (role,) = request.trainable_roles
-        group = self.trainers()[self.plan.group_of(role)]
-        scores = {producer: self._score(producer, batch) for producer in self.loss_type.needs.get(role, {})}
+        roles = request.trainable_roles
+        group = self._groups[self.plan.group_of(roles[0])]  # all of a phase's roles live in one group
+        scores = {producer: self._score(producer, batch) for producer in self.loss_type.needs_of(roles)}
         with self.spans.span(f"{group.name} train", group=group.name):
-            reports = group.train(batch, scores)
-        self.peak_memory[group.name] = max([self.peak_memory.get(group.name, 0), *(r.peak_memory for r in reports)])
+            reports = group.train(batch, scores, roles)
+        peaks = (report.peak_memory for report in reports)
+        self._peak_memory[group.name] = max(self._peak_memory.get(group.name, 0), *peaks)
         applied = agreed(group.name, reports)
         if applied and request.kind == "student":
             self.sync_weights(self.policy_version + 1)
-        return PhaseResult(metrics=combined(reports), optimizer_steps={role: 1} if applied else {})
+        return PhaseResult(metrics=combined(reports), optimizer_steps=dict.fromkeys(roles, 1) if applied else {})
 
     def _score(self, producer: str, batch: BatchHandle) -> ScoreHandle:
         with self.spans.span("score", group=producer):
-            return self.groups[producer].score(batch)
+            return self._groups[producer].score(batch)
 
     def sync_weights(self, version: int) -> None:
         """The student's weights to the rollout engine; samples carry ``version`` from now on."""
         with self.spans.span("weight sync", group="rollout"):
-            student = self.groups[self.plan.group_of("student")]
-            self.sampling().update_weights(student.weights(averaged=False), version)
+            self._rollouts.update_weights(self._student_weights(averaged=False), version)
         self.policy_version = version
 
-    def with_averaged_weights(self, use: Callable[[], Any]) -> Any:
-        """Call ``use`` while the engine samples from the student's moving average, then put the student back."""
-        student = self.groups[self.plan.group_of("student")]
-        self.sampling().update_weights(student.weights(averaged=True), self.policy_version)
-        result = use()  # where that fails the run ends, and nobody needs the student's weights any more
-        self.rollouts.update_weights(student.weights(averaged=False), self.policy_version)
-        return result
+    def _student_weights(self, *, averaged: bool) -> WeightHandle:
+        return self._groups[self.plan.group_of("student")].weights("student", averaged=averaged)
+
+    # -- what a run shows and leaves --------------------------------------------------------------------------------
+
+    def draw_student(self, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
+        """Finished samples of the student's moving average, and numbers about them."""
+        with self.averaged_weights():
+            return self._rollouts.pictures(requests, limit)
+
+    def draw_teacher(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures:
+        """Finished samples of the teacher, sampled as ``sampling`` says, and numbers about them."""
+        return self._rollouts.teacher_pictures(requests, sampling)
+
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """The engine samples from the student's moving average in this block, and sleeps with the student's afterwards.
+
+        Where the block fails the run ends, and nobody needs the student's weights any more.
+        """
+        self._rollouts.update_weights(self._student_weights(averaged=True), self.policy_version)
+        yield
+        self._rollouts.update_weights(self._student_weights(averaged=False), self.policy_version)
+        self._rollouts.sleep()
+
+    def export(self, directory: Path, distillation: Distillation) -> None:
+        """Write the weights that the plan exports as a pipeline directory."""
+        averaged = self.plan.export.role == "student_ema"
+        self._rollouts.export(self._student_weights(averaged=averaged), directory, distillation)
+
+    def peak_memory(self) -> dict[str, int]:
+        """Most bytes that a rank of each group has held, and the rollout worker."""
+        return {**self._peak_memory, "rollout": self._rollouts.peak_memory()}
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, staging: Path, pending: Sequence[BatchHandle]) -> list[FileEntry]:
+        """Every group's state and the ``pending`` batches into ``staging``, a folder each. Raises SaveError."""
+        self._rollouts.sleep()  # for what trainers gather while they write
+        for name in (*self._groups, PENDING):
+            (staging / name).mkdir()  # before any rank writes: one that failed here would leave others waiting
+        written = [entry for name, group in self._groups.items() for entry in group.save(staging / name)]
+        return [*written, *self._rollouts.save_batches(pending, staging / PENDING)]
+
+    def load(self, directory: Path, policy_version: int, num_pending: int) -> list[BatchHandle]:
+        """Put what ``save`` wrote into groups and engine; returns the pending batches. Raises CheckpointError."""
+        self._rollouts.sleep()
+        for name, group in self._groups.items():
+            group.load(directory / name)
+        self.sync_weights(policy_version)
+        # by number, never by a name that the checkpoint states
+        paths = [directory / PENDING / f"batch_{number:03d}.safetensors" for number in range(num_pending)]
+        return self._rollouts.load_batches(paths, self.num_chunks)
 
 
 def agreed(group: str, reports: Sequence[TrainReport]) -> bool:

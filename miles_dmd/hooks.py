@@ -57,7 +57,7 @@ class SampleGrids:
         if self.texts and self.teacher and not known:
             print(f"Drawing {len(self._requests())} samples of the teacher, unless they are kept ...", flush=True)
             with executor.spans.span("pictures", group="rollout"):
-                images, told = executor.sampling().teacher_pictures(self._requests(), self.teacher)
+                images, told = executor.draw_teacher(self._requests(), self.teacher)
                 self._remember({"spread": told.spread, "limit": told.limit})
                 how = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in self.teacher.items())
                 self._grid(TEACHER, images, f"teacher: {how}")
@@ -73,7 +73,7 @@ class SampleGrids:
         self._drawn = step
         with executor.spans.span("pictures", group="rollout"):
             limit = self._reference.get("limit")
-            images, told = executor.with_averaged_weights(lambda: executor.rollouts.pictures(self._requests(), limit))
+            images, told = executor.draw_student(self._requests(), limit)
             self._tell(told)
             steps = self.args.num_inference_steps
             self._grid(f"step_{step:06d}.png", images, f"student (moving average) after {step} updates, {steps} steps")

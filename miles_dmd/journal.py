@@ -97,7 +97,7 @@ class Journal:
                 title=f"{self.args.loss_type}, {counters.global_step} student steps",
             )
         totals = self.spans.totals()
-        peaks = {**executor.peak_memory, "rollout": executor.rollouts.peak_memory()}
+        peaks = executor.peak_memory()
         write_summary(
             self.directory / "summary.json",
             {

@@ -11,31 +11,19 @@ import torch.distributed as dist
 
 from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import FileEntry
-from miles_dmd.contracts.distillation import Distillation
-from miles_dmd.contracts.engine import RolloutRequest, Server
+from miles_dmd.contracts.engine import Server
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.contracts.reports import SampleStatistics, TrainReport
+from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
-from miles_dmd.errors import ConfigError
+from miles_dmd.errors import ConfigError, noting
+from miles_dmd.executor import StartedRun
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 from miles_dmd.network.conditions import PromptTable, ensure_table
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.rollout import RolloutWorker
 from miles_dmd.training.compute import Compute, choose_compute, prepare_process
 from miles_dmd.training.trainer import Trainer
-
-ROLLOUT = "the rollout worker"
-
-
-@contextlib.contextmanager
-def named(who: str, doing: str) -> Iterator[None]:
-    """An error keeps its kind here, and gets a note that says what a Ray run's ClusterError says."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"{who}, while {doing}")
-        raise
 
 
 class LocalGroup:
@@ -46,67 +34,25 @@ class LocalGroup:
     def __init__(self, name: str, trainer: Trainer) -> None:
         self.name, self.trainer = name, trainer
 
-    def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle]) -> list[TrainReport]:
+    def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle], roles: Sequence[str]) -> list[TrainReport]:
         external = {producer: ExternalData.join(handle.parts) for producer, handle in scores.items()}
-        with named(f"{self.name} rank 0", "training"):
-            return [self.trainer.train(DenoisingBatch.join(batch.chunks), external)]
+        with noting(f"{self.name} rank 0", "training"):
+            return [self.trainer.train(DenoisingBatch.join(batch.chunks), external, roles)]
 
     def score(self, batch: BatchHandle) -> ScoreHandle:
-        with named(f"{self.name} rank 0", "scoring"):
+        with noting(f"{self.name} rank 0", "scoring"):
             return ScoreHandle(self.name, (self.trainer.score(DenoisingBatch.join(batch.chunks)),))
 
-    def weights(self, *, averaged: bool) -> WeightHandle:
-        return WeightHandle(self.trainer.weights(averaged=averaged))
+    def weights(self, role: str, *, averaged: bool) -> WeightHandle:
+        return WeightHandle(self.trainer.weights(role, averaged=averaged))
 
     def save(self, directory: Path) -> list[FileEntry]:
-        with named(f"{self.name} rank 0", "saving"):
+        with noting(f"{self.name} rank 0", "saving"):
             return self.trainer.state.save(directory)
 
     def load(self, directory: Path) -> None:
-        with named(f"{self.name} rank 0", "loading a checkpoint"):
+        with noting(f"{self.name} rank 0", "loading a checkpoint"):
             self.trainer.state.load(directory)
-
-
-class LocalRollouts:
-    def __init__(self, worker: RolloutWorker) -> None:
-        self.worker = worker
-
-    def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
-        with named(ROLLOUT, "sampling"):
-            return [_handle(chunks) for chunks in self.worker.generate(batches, num_chunks)]
-
-    def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
-        return self.worker.save_batches([DenoisingBatch.join(batch.chunks) for batch in batches], directory)
-
-    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
-        return [_handle(chunks) for chunks in self.worker.load_batches(paths, num_chunks)]
-
-    def sleep(self) -> None:
-        self.worker.sleep()
-
-    def update_weights(self, weights: WeightHandle, version: int) -> None:
-        with named(ROLLOUT, "taking new weights"):
-            self.worker.update_weights(weights.buckets, version)
-
-    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
-        with named(ROLLOUT, "drawing samples"):
-            return self.worker.pictures(requests, limit)
-
-    def teacher_pictures(
-        self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
-    ) -> tuple[Any, SampleStatistics]:
-        return self.worker.teacher_pictures(requests, sampling)
-
-    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
-        with named(ROLLOUT, "exporting the student"):
-            self.worker.export(directory, weights.buckets, distillation)
-
-    def peak_memory(self) -> int:
-        return self.worker.peak_memory()
-
-
-def _handle(chunks: Sequence[DenoisingBatch]) -> BatchHandle:
-    return BatchHandle(tuple(i for chunk in chunks for i in chunk.ids), chunks[0].policy_version, tuple(chunks))
 
 
 @contextlib.contextmanager
@@ -118,8 +64,8 @@ def started(
     loss_type: LossType,
     texts: Sequence[str],
     horizons: Mapping[str, int],
-) -> Iterator[tuple[dict[str, LocalGroup], LocalRollouts]]:
-    """Trainer groups by name and the rollout worker, all in this process."""
+) -> Iterator[StartedRun]:
+    """Trainer groups and rollout worker, all in this process."""
     for name, own in group_args.items():
         if own.num_trainer_ranks != 1:
             raise ConfigError(
@@ -135,7 +81,7 @@ def started(
         student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
         servers = start_servers(student, compute, stack)
         groups = {
-            name: LocalGroup(name, Trainer(own, name, horizon=horizons[name], compute=computes[name], **shared))
+            name: LocalGroup(name, Trainer(own, name, horizons=horizons, compute=computes[name], **shared))
             for name, own in group_args.items()
         }
         for server in servers:
@@ -144,7 +90,7 @@ def started(
         stack.callback(worker.close)
         for note in worker.engine.notes:
             print(note, flush=True)
-        yield groups, LocalRollouts(worker)
+        yield StartedRun(groups, worker)
 
 
 def start_servers(args: Any, compute: Compute, stack: contextlib.ExitStack) -> list[Server]:

@@ -43,15 +43,18 @@ def _held(plan: DistillationPlan, group: str, own: Args) -> Iterator[tuple[str, 
     """(logical role, its parameters, bytes of weights, gradients, moments and compute copy for each of them, bytes of
     its buffers)."""
     checkpoints = registry.load("roles", group).checkpoints
+    fresh = registry.load("losses", own.loss_type).modules
     trained = plan.trainable_roles_of(group)
     for role in plan.roles_of(group):
+        if role in fresh:
+            continue  # known when it is built, and small beside a network
         if role in checkpoints:
             number = _parameters(own, getattr(own, checkpoints[role]))
             copy = COMPUTE[own.compute_dtype]
             sizes = (MASTER, GRADIENT, MOMENTS, copy) if role in trained else (MASTER, 0, 0, copy)
             yield role, number, sizes, _tables(own)
-        else:  # the moving average of what this group trains
-            yield role, _parameters(own, getattr(own, checkpoints[trained[0]])), (AVERAGE, 0, 0, 0), 0
+        elif plan.averaged_role is not None:
+            yield role, _parameters(own, getattr(own, checkpoints[plan.averaged_role])), (AVERAGE, 0, 0, 0), 0
 
 
 def _tables(args: Args) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from miles_dmd.checkpoint.manifest import FileEntry, entry_of
 from miles_dmd.contracts.batch_file import read_batch, write_batch
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutEngine, RolloutRequest
-from miles_dmd.contracts.reports import SampleStatistics
 from miles_dmd.contracts.samples import DenoisingBatch
-from miles_dmd.errors import EngineError, SaveError
+from miles_dmd.errors import EngineError, SaveError, noting
+from miles_dmd.executor import ROLLOUT, Pictures
+from miles_dmd.handles import BatchHandle, WeightHandle
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.statistics import statistics
 from miles_dmd.plan.partition import rows_of_rank
@@ -26,7 +27,9 @@ from miles_dmd.training.export import write_student
 
 
 class RolloutWorker:
-    """Awake when it is built. Whatever needs the engine wakes it; batches are the last that a cycle wants of it, so it
+    """``executor.Rollouts`` in this process: handles hold the batches and weights themselves.
+
+    Awake when it is built. Whatever needs the engine wakes it; batches are the last that a cycle wants of it, so it
     sleeps when they are out: once a cycle each, and no call of their own.
 
     ``texts`` are what ``prompts`` has encoded; ``servers`` are those started for the engine, if it has any."""
@@ -46,7 +49,8 @@ class RolloutWorker:
         self._asleep = False
         self._decode: Any = None
 
-    def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[list[DenoisingBatch]]:
+    @noting(ROLLOUT, "sampling")
+    def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
         """Several batches in one engine call, each cut into ``num_chunks`` equal chunks. Then the engine sleeps."""
         requests = [request for batch in batches for request in batch]
         whole = self._awake().generate(requests)
@@ -54,7 +58,7 @@ class RolloutWorker:
             raise EngineError(f"the engine returned samples {whole.ids[:4]}..., asked for {requests[0].sample_id}...")
         result, start = [], 0
         for batch in batches:
-            result.append(_chunks(whole.take(range(start, start + len(batch))), num_chunks))
+            result.append(_handle(whole.take(range(start, start + len(batch))), num_chunks))
             start += len(batch)
         self.sleep()
         return result
@@ -71,33 +75,38 @@ class RolloutWorker:
             self._asleep = False
         return self.engine
 
-    def save_batches(self, batches: Sequence[DenoisingBatch], directory: Path) -> list[FileEntry]:
+    @noting(ROLLOUT, "saving batches")
+    def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
         """One file each into ``directory``, which exists; paths below its parent. Raises SaveError."""
         paths = [directory / f"batch_{number:03d}.safetensors" for number in range(len(batches))]
         try:
             for path, batch in zip(paths, batches, strict=True):
-                write_batch(path, batch)
+                write_batch(path, DenoisingBatch.join(batch.chunks))
             return [entry_of(path, directory.parent) for path in paths]
         except OSError as error:
             raise SaveError(f"{directory}: {error.strerror}") from error
 
-    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[list[DenoisingBatch]]:
-        """As ``generate`` gives them."""
-        return [_chunks(read_batch(path), num_chunks) for path in paths]
+    @noting(ROLLOUT, "loading batches")
+    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
+        """As ``generate`` gives them; the engine sleeps afterwards, too."""
+        self.sleep()
+        return [_handle(read_batch(path), num_chunks) for path in paths]
 
-    def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
-        self._awake().update_weights(buckets, version)
+    @noting(ROLLOUT, "taking new weights")
+    def update_weights(self, weights: WeightHandle, version: int) -> None:
+        """Sample from these weights from now on. The engine stays awake: whoever hands them over samples next."""
+        self._awake().update_weights(weights.buckets, version)
 
-    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[np.ndarray, SampleStatistics]:
+    @noting(ROLLOUT, "drawing samples")
+    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
         """[B, H, W, 3] uint8: finished samples of all N steps, decoded; and numbers about their latents.
 
         ``limit`` is where the data's range ends; see ``network.statistics``.
         """
         return self._shown(self._awake().sample(requests), requests, limit)
 
-    def teacher_pictures(
-        self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
-    ) -> tuple[np.ndarray, SampleStatistics]:
+    @noting(ROLLOUT, "drawing the teacher's samples")
+    def teacher_pictures(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures:
         """The same of the teacher, sampled as ``sampling`` says; where its range ends is where the data's does."""
         self.sleep()  # the teacher takes the engine's place on the device
         family = registry.load("models", self.args.model_family)
@@ -107,20 +116,19 @@ class RolloutWorker:
         )
         return self._shown(latents, requests, None)
 
-    def _shown(
-        self, latents: Tensor, requests: Sequence[RolloutRequest], limit: float | None
-    ) -> tuple[np.ndarray, SampleStatistics]:
+    def _shown(self, latents: Tensor, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
         if self._decode is None:
             family = registry.load("models", self.args.model_family)
             self._decode = family.code().open_decoder(Path(self.args.hf_checkpoint), self.compute.device)
         told = statistics(latents, [request.prompt_id for request in requests], limit)
         return np.asarray(self._decode(latents)), told
 
-    def export(self, directory: Path, buckets: Iterable[Mapping[str, Tensor]], distillation: Distillation) -> None:
-        """Write ``buckets`` as a pipeline that opens in stock diffusers."""
+    @noting(ROLLOUT, "exporting the student")
+    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> None:
+        """Write ``weights`` as a pipeline that opens in stock diffusers."""
         write_student(
             directory,
-            buckets,
+            weights.buckets,
             family=registry.load("models", self.args.model_family),
             checkpoint=Path(self.args.hf_checkpoint),
             shift=self.args.shift,
@@ -134,5 +142,6 @@ class RolloutWorker:
         self.engine.close()
 
 
-def _chunks(batch: DenoisingBatch, num_chunks: int) -> list[DenoisingBatch]:
-    return [batch.take(rows_of_rank(len(batch), chunk, num_chunks)) for chunk in range(num_chunks)]
+def _handle(batch: DenoisingBatch, num_chunks: int) -> BatchHandle:
+    chunks = (batch.take(rows_of_rank(len(batch), chunk, num_chunks)) for chunk in range(num_chunks))
+    return BatchHandle(batch.ids, batch.policy_version, tuple(chunks))

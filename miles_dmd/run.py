@@ -24,7 +24,7 @@ from miles_dmd.config.runs import clear, own_directory
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
-from miles_dmd.executor import GroupExecutor
+from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.failure import last_checkpoint, tell
 from miles_dmd.hooks import SampleGrids
 from miles_dmd.journal import Journal
@@ -122,24 +122,23 @@ class DistillationTrainer:
             self.resume = resume = open_resume(self.args)
             if resume is not None:
                 resume.verify()
-            with started_groups(self.args, self.loss_type, self.plan) as (groups, rollouts, prompts):
+            with started_run(self.args, self.loss_type, self.plan) as (started, prompts):
                 clear(self.args, self.directory)
                 self.began = True
-                return self._train(self.args, self.directory, groups, rollouts, prompts, num_cycles, resume)
+                return self._train(self.args, self.directory, started, prompts, num_cycles, resume)
 
     def _train(
         self,
         args: Args,
         directory: Path,
-        groups: Mapping[str, Any],
-        rollouts: Any,
+        started: StartedRun,
         prompts: PromptSource,
         num_cycles: int | None,
         resume: Resume | None,
     ) -> DistillationTrainerController:
         done = 0 if resume is None else resume.manifest.cycle
         with Journal(args, self.plan, directory, num_cycles, done) as journal:
-            executor = GroupExecutor(self.plan, self.loss_type, groups, rollouts, journal.spans)
+            executor = GroupExecutor(self.plan, self.loss_type, started, journal.spans)
             grids = SampleGrids(
                 args, prompts.texts, directory / "samples", self.loss_type.teacher_sampling(args), journal.note
             )
@@ -201,10 +200,8 @@ class DistillationTrainer:
 
 
 @contextlib.contextmanager
-def started_groups(
-    args: Args, loss_type: LossType, plan: DistillationPlan
-) -> Iterator[tuple[Mapping[str, Any], Any, PromptSource]]:
-    """Trainer groups by name, the rollout worker and the prompts; in this process with --local, else as Ray actors."""
+def started_run(args: Args, loss_type: LossType, plan: DistillationPlan) -> Iterator[tuple[StartedRun, PromptSource]]:
+    """Trainer groups, rollout worker and prompts; in this process with --local, else as Ray actors."""
     assert args.prompt_data is not None
     prompts = PromptSource(args.prompt_data, args.seed)
     group_args = {config.role: compute_trainer_args(args, config) for config in compute_trainer_configs(args)}
@@ -212,13 +209,11 @@ def started_groups(
         raise ConfigError(
             f"trainers {', '.join(group_args)} are not the plan's groups {', '.join(plan.groups)}, in order"
         )
-    steps = plan.optimizer_steps(args.num_rollout)
-    horizons = {group: steps.get(plan.trainable_role(group) or "", 0) for group in plan.groups}
     # late, because the Ray driver needs no torch and a local run no Ray
     home = importlib.import_module("miles_dmd.local" if args.local else "miles_dmd.cluster.run")
-    parts = {"plan": plan, "loss_type": loss_type, "texts": prompts.texts, "horizons": horizons}
-    with home.started(args, group_args, **parts) as (groups, rollouts):
-        yield groups, rollouts, prompts
+    parts = {"plan": plan, "loss_type": loss_type, "texts": prompts.texts}
+    with home.started(args, group_args, horizons=plan.optimizer_steps(args.num_rollout), **parts) as started:
+        yield started, prompts
 
 
 def main(argv: Sequence[str] | None = None) -> int:

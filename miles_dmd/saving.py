@@ -110,14 +110,10 @@ class CheckpointSaver:
         logger.warning("%s; the run goes on", message)
 
     def _write(self, counters: TrainerCounters) -> None:
-        groups, pending = self.executor.trainers(), self.batches.pending()
         with self.store.writing(counters.completed_cycles) as staging:
-            for name in (*groups, "pending"):
-                (staging / name).mkdir()  # before any rank writes: one that failed here would leave others waiting
-            written = [entry for name, group in groups.items() for entry in group.save(staging / name)]
-            written += self.executor.rollouts.save_batches(pending, staging / "pending")
+            written = self.executor.save(staging, self.batches.pending())
             _require_visible(staging, written)
-            documents = {f"{name}/args.json": self._arguments[name] for name in groups}
+            documents = {f"{name}/args.json": self._arguments[name] for name in self.executor.group_sizes}
             documents["driver.json"] = self._driver(counters)
             for path, content in documents.items():
                 write_synced(staging / path, json.dumps(content, indent=1, allow_nan=False).encode())
@@ -149,7 +145,7 @@ class CheckpointSaver:
             plan={"name": plan.name, "version": plan.version, "fingerprint": plan.fingerprint},
             counters=dataclasses.asdict(counters),
             policy_version=self.executor.policy_version,
-            groups={name: group.size for name, group in self.executor.groups.items()},
+            groups=self.executor.group_sizes,
             versions=installed_versions(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             files=(),
@@ -169,14 +165,7 @@ def restore(
     driver = resume.driver
     controller.load_state_dict(driver["counters"])
     prompts.load_state_dict(driver["prompts"])
-    for name, group in executor.trainers().items():
-        group.load(resume.directory / name)
-    executor.sync_weights(driver["policy_version"])
-    # by number, never by a name that the checkpoint states
-    paths = [
-        resume.directory / "pending" / f"batch_{number:03d}.safetensors" for number in range(len(driver["pending"]))
-    ]
-    batches.restore(executor.rollouts.load_batches(paths, executor.num_chunks))
+    batches.restore(executor.load(resume.directory, driver["policy_version"], len(driver["pending"])))
     for name in observers.keys() & driver["observers"].keys():  # a hook of the user's may be new
         observers[name].load_state_dict(driver["observers"][name])
 

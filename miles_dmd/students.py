@@ -26,10 +26,8 @@ BEST = "best.json"
 def export_student(args: Any, loss_type: LossType, executor: GroupExecutor, directory: Path) -> None:
     """The moving average as a pipeline directory that opens in stock diffusers, with distillation.json."""
     with executor.spans.span("save", group="rollout"):
-        student = executor.groups[executor.plan.group_of("student")]
-        weights = student.weights(averaged=executor.plan.export.role == "student_ema")
         # absolute: the worker that writes it may have been started elsewhere
-        executor.rollouts.export(directory.resolve(), weights, describe(args, loss_type, executor.policy_version))
+        executor.export(directory.resolve(), describe(args, loss_type, executor.policy_version))
 
 
 class KeepBest:

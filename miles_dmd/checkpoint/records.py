@@ -55,14 +55,13 @@ DRIVER = {
     "plan": OBJECT,
     "observers": Open(OBSERVERS),
 }
-TRAINER = {
-    "format": POSITIVE,
-    "ranks": POSITIVE,
+TRAINED_ROLE = {
     "parameters": Each(TEXT),
     "optimizer_steps": Named(NATURAL),
     "scheduler_steps": NATURAL,
     "average_steps": NATURAL_OR_NULL,
 }
+TRAINER = {"format": POSITIVE, "ranks": POSITIVE, "roles": Named(TRAINED_ROLE)}
 ARGUMENTS = {"format": POSITIVE, "arguments": OBJECT, "sources": Named({"path": TEXT, "sha256": TEXT})}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,24 +16,20 @@ from miles_dmd.cluster.waiting import Supervisor
 from miles_dmd.cluster.watched import GROUP, Watched, actor_class
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
-from miles_dmd.contracts.reports import SampleStatistics
+from miles_dmd.executor import ROLLOUT, Pictures
 from miles_dmd.handles import BatchHandle, WeightHandle
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from miles_dmd.checkpoint.manifest import FileEntry
-    from miles_dmd.contracts.samples import DenoisingBatch
+    from miles_dmd.config.args import Args
     from miles_dmd.rollout import RolloutWorker
-
-WHO = "the rollout worker"
 
 
 class RolloutActor(Watched):
     _fed: Fed | None = None
     """Takes weights that are on their way."""
 
-    def encode(self, args: Any, device: str, texts: Sequence[str]) -> str:
+    def encode(self, args: Args, device: str, texts: Sequence[str]) -> str:
         """Path of the prompts' table. Encoders are loaded and dropped here, before anything else needs the memory."""
         from miles_dmd.network.conditions import ensure_table
         from miles_dmd.training.compute import choose_compute, prepare_process, release_cached_memory
@@ -42,7 +39,7 @@ class RolloutActor(Watched):
         release_cached_memory()
         return str(table)
 
-    def build(self, args: Any, device: str, prompt_table: str, texts: Sequence[str], servers: Sequence[str]) -> None:
+    def build(self, args: Args, device: str, prompt_table: str, texts: Sequence[str], servers: Sequence[str]) -> None:
         from miles_dmd.cluster.arrays import send_tensors_as_arrays
         from miles_dmd.network.conditions import PromptTable
         from miles_dmd.rollout import RolloutWorker
@@ -54,48 +51,25 @@ class RolloutActor(Watched):
         prompts = PromptTable(Path(prompt_table))
         self.worker: RolloutWorker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
 
-    def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> Any:
-        """One result a chunk, batch after batch, behind who the batches are."""
-        return _results(self.worker.generate(batches, num_chunks))
+    def call(self, method: str, *parameters: Any) -> Any:
+        """A method of the worker whose parameters and result are plain values."""
+        return getattr(self.worker, method)(*parameters)
+
+    def batches(self, method: str, sources: Sequence[Any], num_chunks: int) -> Any:
+        """(ids, policy version) of each batch that a method of the worker makes of ``sources``, then all chunks: Ray
+        objects of their own, of which the driver opens the first alone."""
+        handles: list[BatchHandle] = getattr(self.worker, method)(sources, num_chunks)
+        about = [(handle.ids, handle.policy_version) for handle in handles]
+        return about, *chain.from_iterable(handle.chunks for handle in handles)
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
-        from miles_dmd.contracts.samples import DenoisingBatch
+        here = [replace(batch, chunks=tuple(ray.get(list(batch.chunks)))) for batch in batches]
+        return self.worker.save_batches(here, directory)
 
-        whole = [DenoisingBatch.join(ray.get(list(batch.chunks))) for batch in batches]
-        return self.worker.save_batches(whole, directory)
-
-    def load_batches(self, paths: Sequence[Path], num_chunks: int) -> Any:
-        return _results(self.worker.load_batches(paths, num_chunks))
-
-    def notes(self) -> tuple[str, ...]:
-        return tuple(self.worker.engine.notes)
-
-    def sleep(self) -> None:
-        self.worker.sleep()
-
-    @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
-    def close(self) -> None:
-        """Also while another thread samples, or hangs."""
-        if hasattr(self, "worker"):
-            self.worker.close()
-
-    def update_weights(self, bucket: Mapping[str, Any], last: bool, version: int) -> None:
-        self._feed(lambda buckets: self.worker.update_weights(buckets, version), bucket, last)
-
-    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
-        return self.worker.pictures(requests, limit)
-
-    def teacher_pictures(
-        self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
-    ) -> tuple[Any, SampleStatistics]:
-        return self.worker.teacher_pictures(requests, sampling)
-
-    def export(self, bucket: Mapping[str, Tensor], last: bool, directory: Path, distillation: Distillation) -> None:
-        self._feed(lambda buckets: self.worker.export(directory, buckets, distillation), bucket, last)
-
-    def _feed(self, use: Callable[[Iterator[Any]], None], bucket: Mapping[str, Tensor], last: bool) -> None:
+    def feed(self, method: str, bucket: Mapping[str, Any], last: bool, *parameters: Any) -> None:
+        """A method of the worker that takes weights, of which this is one bucket; it runs until the ``last``."""
         if self._fed is None:
-            self._fed = Fed(use)
+            self._fed = Fed(lambda buckets: getattr(self.worker, method)(WeightHandle(buckets), *parameters))
         fed, self._fed = self._fed, None  # a failure ends it
         fed.put(bucket)
         if last:
@@ -103,15 +77,14 @@ class RolloutActor(Watched):
         else:
             self._fed = fed
 
-    def peak_memory(self) -> int:
-        return self.worker.peak_memory()
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self.worker.engine.notes)
 
-
-def _results(batches: Sequence[Sequence[DenoisingBatch]]) -> tuple[Any, ...]:
-    """(ids, policy version) of each batch, then all chunks: Ray objects of their own, of which the driver opens the
-    first alone."""
-    about = [(tuple(i for chunk in chunks for i in chunk.ids), chunks[0].policy_version) for chunks in batches]
-    return about, *chain.from_iterable(batches)
+    @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
+    def close(self) -> None:
+        """Also while another thread samples, or hangs."""
+        if hasattr(self, "worker"):
+            self.worker.close()
 
 
 class RayRollouts:
@@ -120,47 +93,43 @@ class RayRollouts:
     def __init__(self, placement: Placement, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
         self.actor = actor_class(RolloutActor).options(**placement.options(0)).remote()
-        supervisor.watch(WHO, self.actor)
+        supervisor.watch(ROLLOUT, self.actor)
 
-    def encode(self, args: Any, device: str, texts: Sequence[str]) -> str:
-        return str(self._call("encoding prompts", "encode", args, device, list(texts)))
+    def encode(self, args: Args, device: str, texts: Sequence[str]) -> str:
+        return str(self._fetch("encoding prompts", self.actor.encode.remote(args, device, list(texts))))
 
     def build(
-        self, args: Any, device: str, prompt_table: str, texts: Sequence[str], servers: Sequence[str]
+        self, args: Args, device: str, prompt_table: str, texts: Sequence[str], servers: Sequence[str]
     ) -> dict[str, ray.ObjectRef]:
-        return {WHO: self.actor.build.remote(args, device, prompt_table, list(texts), list(servers))}
+        return {ROLLOUT: self.actor.build.remote(args, device, prompt_table, list(texts), list(servers))}
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._fetch("introducing itself", self.actor.notes.remote()))
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
         return self._batches("sampling", "generate", batches, num_chunks)
-
-    def notes(self) -> tuple[str, ...]:
-        return tuple(self._call("introducing itself", "notes"))
 
     def sleep(self) -> None:
         self._call("going to sleep", "sleep")
 
     def update_weights(self, weights: WeightHandle, version: int) -> None:
-        for bucket, last in weights.buckets:
-            self._call("taking new weights", "update_weights", bucket, last, version)
+        self._feed("taking new weights", "update_weights", weights, version)
 
-    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> tuple[Any, SampleStatistics]:
-        drawn: tuple[Any, SampleStatistics] = self._call("drawing samples", "pictures", requests, limit)
+    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
+        drawn: Pictures = self._call("drawing samples", "pictures", requests, limit)
         return drawn
 
-    def teacher_pictures(
-        self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
-    ) -> tuple[Any, SampleStatistics]:
-        drawn: tuple[Any, SampleStatistics] = self._call(
-            "drawing the teacher's samples", "teacher_pictures", requests, dict(sampling)
-        )
+    def teacher_pictures(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures:
+        drawn: Pictures = self._call("drawing the teacher's samples", "teacher_pictures", requests, dict(sampling))
         return drawn
 
-    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
-        for bucket, last in weights.buckets:
-            self._call("exporting the student", "export", bucket, last, directory, distillation)
+    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> None:
+        self._feed("exporting the student", "export", weights, directory, distillation)
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
-        entries: list[FileEntry] = self._call("saving batches", "save_batches", list(batches), directory)
+        entries: list[FileEntry] = self._fetch(
+            "saving batches", self.actor.save_batches.remote(list(batches), directory)
+        )
         return entries
 
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
@@ -169,18 +138,27 @@ class RayRollouts:
     def peak_memory(self) -> int:
         return int(self._call("reporting its memory", "peak_memory"))
 
+    def _call(self, doing: str, method: str, *parameters: Any) -> Any:
+        return self._fetch(doing, self.actor.call.remote(method, *parameters))
+
+    def _feed(self, doing: str, method: str, weights: WeightHandle, *parameters: Any) -> None:
+        for bucket, last in weights.buckets:
+            self._fetch(doing, self.actor.feed.remote(method, bucket, last, *parameters))
+
     def _batches(self, doing: str, method: str, sources: Sequence[Any], num_chunks: int) -> list[BatchHandle]:
-        if not sources:  # Ray would hand over one result as no sequence at all
+        count = len(sources) * num_chunks
+        call = self.actor.batches.options(num_returns=1 + count).remote(method, sources, num_chunks)
+        about, *chunks = call if count else [call]  # one result is no sequence
+        told = self._fetch(doing, about)
+        if not count:
             return []
-        call = getattr(self.actor, method).options(num_returns=1 + len(sources) * num_chunks)
-        about, *chunks = call.remote(sources, num_chunks)
         return [
             BatchHandle(ids, version, tuple(chunks[number * num_chunks : (number + 1) * num_chunks]))
-            for number, (ids, version) in enumerate(self.supervisor.fetch(about, WHO, doing))
+            for number, (ids, version) in enumerate(told)
         ]
 
-    def _call(self, doing: str, method: str, *parameters: Any) -> Any:
-        return self.supervisor.fetch(getattr(self.actor, method).remote(*parameters), WHO, doing)
+    def _fetch(self, doing: str, ref: ray.ObjectRef) -> Any:
+        return self.supervisor.fetch(ref, ROLLOUT, doing)
 
     def closing(self) -> list[ray.ObjectRef]:
         """What the engine holds elsewhere: files, the memory of servers that others go on using."""

@@ -19,6 +19,7 @@ from miles_dmd.cluster.trainer_group import RayTrainerGroup
 from miles_dmd.cluster.waiting import TICK, Supervisor
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.contracts.loss import LossType
+from miles_dmd.executor import StartedRun
 from miles_dmd.plan import DistillationPlan
 
 
@@ -31,8 +32,8 @@ def started(
     loss_type: LossType,
     texts: Sequence[str],
     horizons: Mapping[str, int],
-) -> Iterator[tuple[dict[str, RayTrainerGroup], RayRollouts]]:
-    """Trainer groups by name and the rollout worker, built and ready; gone when the block ends, however it ends."""
+) -> Iterator[StartedRun]:
+    """Trainer groups and rollout worker, built and ready; gone when the block ends, however it ends."""
     sizes = {name: own.num_trainer_ranks for name, own in group_args.items()}
     print(f"Starting Ray{f' at {args.ray_address}' if args.ray_address else ''} ...", flush=True)
     engine: EngineType = registry.load("engines", args.rollout_engine)
@@ -63,7 +64,7 @@ def started(
             table = rollouts.encode(args, placement.device, texts)
             calls: dict[str, Any] = {}
             for name, group in groups.items():
-                parts = {"plan": plan, "loss_type": loss_type, "prompt_table": table, "horizon": horizons.get(name, 0)}
+                parts = {"plan": plan, "loss_type": loss_type, "prompt_table": table, "horizons": horizons}
                 calls |= group.build(group_args[name], placement.device, **parts)
             for server in servers:
                 supervisor.gather(server.wait(), "starting")
@@ -71,7 +72,7 @@ def started(
             supervisor.gather(calls, "loading models")
             for note in rollouts.notes():
                 print(note, flush=True)
-            yield groups, rollouts
+            yield StartedRun(groups, rollouts)
         finally:
             if session.asker.answers:
                 ended = lambda: _end(groups.values(), others)  # noqa: E731

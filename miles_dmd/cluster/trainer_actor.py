@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ class TrainerActor(Watched):
         plan: DistillationPlan,
         loss_type: LossType,
         prompt_table: str,
-        horizon: int,
+        horizons: Mapping[str, int],
     ) -> None:
         from pathlib import Path
 
@@ -74,7 +74,7 @@ class TrainerActor(Watched):
             loss_type=loss_type,
             compute=compute,
             prompts=PromptTable(Path(prompt_table)),
-            horizon=horizon,
+            horizons=horizons,
         )
 
     def _join(self, meeting: tuple[str, int], compute: Any) -> None:
@@ -95,7 +95,7 @@ class TrainerActor(Watched):
     # Chunks and scores are arguments of their own, not a list of them: Ray has them here when the call starts, small
     # ones in the call itself.
 
-    def train(self, num_chunks: int, producers: Mapping[str, int], *parts: Any) -> TrainReport:
+    def train(self, roles: Sequence[str], num_chunks: int, producers: Mapping[str, int], *parts: Any) -> TrainReport:
         """``parts`` are ``num_chunks`` chunks of a batch, then the scores of each of ``producers`` (name -> count)."""
         from miles_dmd.contracts.external import ExternalData
         from miles_dmd.contracts.samples import DenoisingBatch
@@ -103,7 +103,7 @@ class TrainerActor(Watched):
         left = iter(parts)
         batch = DenoisingBatch.join(list(islice(left, num_chunks)))
         scores = {name: ExternalData.join(list(islice(left, count))) for name, count in producers.items()}
-        return self.trainer.train(batch, scores)
+        return self.trainer.train(batch, scores, roles)
 
     def score(self, *chunks: DenoisingBatch) -> tuple[float, Any]:
         """(seconds, external data): two Ray objects, of which the driver looks at the first alone."""
@@ -119,10 +119,10 @@ class TrainerActor(Watched):
     def load(self, directory: Path) -> None:
         self.trainer.state.load(directory)
 
-    def bucket(self, averaged: bool, number: int) -> tuple[bool, dict[str, Any] | None]:
-        """(whether it is the last, a bucket of the full weights), asked for in order. The tensors come from rank 0; the
-        others take part in gathering them."""
+    def bucket(self, role: str, averaged: bool, number: int) -> tuple[bool, dict[str, Any] | None]:
+        """(whether it is the last, a bucket of the role's full weights), asked for in order. The tensors come from rank
+        0; the others take part in gathering them."""
         if number == 0:
-            self._weights = self.trainer.weights(averaged=averaged)
-        bucket, last = next(self._weights), number + 1 == len(self.trainer.buckets)
+            self._weights = self.trainer.weights(role, averaged=averaged)
+        bucket, last = next(self._weights), number + 1 == len(self.trainer.trained[role].buckets)
         return last, bucket if self.rank == 0 else None

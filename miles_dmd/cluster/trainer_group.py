@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class RayTrainerGroup:
             supervisor.watch(who, process)
 
     def build(self, args: Any, device: str, **parts: Any) -> dict[str, ray.ObjectRef]:
-        """Calls to wait for, by rank; ``parts`` are the trainer's plan, loss type, prompt table and horizon."""
+        """Calls to wait for, by rank; ``parts`` are the trainer's plan, loss type, prompt table and horizons."""
         who = names(self.name, self.size)
         meeting = self.supervisor.fetch(self.actors[0].open_store.remote(), who[0], "opening the group's meeting point")
         return {
@@ -37,12 +37,12 @@ class RayTrainerGroup:
             for name, actor in zip(who, self.actors, strict=True)
         }
 
-    def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle]) -> list[TrainReport]:
+    def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle], roles: Sequence[str]) -> list[TrainReport]:
         def call(rank: int, actor: Any) -> ray.ObjectRef:
             chunks = batch.of_rank(rank, self.size)
             parts = {producer: handle.of_rank(rank, self.size) for producer, handle in scores.items()}
             counts = {producer: len(refs) for producer, refs in parts.items()}
-            return actor.train.remote(len(chunks), counts, *chunks, *chain.from_iterable(parts.values()))
+            return actor.train.remote(roles, len(chunks), counts, *chunks, *chain.from_iterable(parts.values()))
 
         return self._each("training", call)
 
@@ -56,15 +56,15 @@ class RayTrainerGroup:
         self.supervisor.gather(waiting, "scoring")
         return ScoreHandle(self.name, tuple(scores for _, scores in pairs))
 
-    def weights(self, *, averaged: bool) -> WeightHandle:
-        return WeightHandle(self._buckets(averaged))
+    def weights(self, role: str, *, averaged: bool) -> WeightHandle:
+        return WeightHandle(self._buckets(role, averaged))
 
-    def _buckets(self, averaged: bool) -> Iterator[tuple[ray.ObjectRef, bool]]:
+    def _buckets(self, role: str, averaged: bool) -> Iterator[tuple[ray.ObjectRef, bool]]:
         """(bucket, whether it is the last): the next is gathered when this one has been taken."""
         last, number = False, 0
         while not last:
             # two results a rank: a truth to wait for, and rank 0's tensors, which stay unopened
-            pairs = [actor.bucket.options(num_returns=2).remote(averaged, number) for actor in self.actors]
+            pairs = [actor.bucket.options(num_returns=2).remote(role, averaged, number) for actor in self.actors]
             waiting = dict(zip(names(self.name, self.size), (told for told, _ in pairs), strict=True))
             last, number = self.supervisor.gather(waiting, "gathering weights")[0], number + 1
             yield pairs[0][1], last
@@ -80,9 +80,6 @@ class RayTrainerGroup:
     def _each(self, doing: str, call: Any) -> list[Any]:
         refs = [call(rank, actor) for rank, actor in enumerate(self.actors)]
         return self.supervisor.gather(dict(zip(names(self.name, self.size), refs, strict=True)), doing)
-
-    def closing(self) -> list[ray.ObjectRef]:
-        return []
 
     def kill(self) -> None:
         for actor in self.actors:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.observe.alarms import ALARMS, PREFIX
-from miles_dmd.observe.metrics import OF_A_CYCLE, OF_EVERY_STEP, keys_over_repeats
+from miles_dmd.observe.metrics import OF_A_CYCLE, OF_EVERY_ROLE, OF_EVERY_STEP, keys_over_repeats
 from miles_dmd.observe.spans import OTHER, time_metrics
 from miles_dmd.plan import DistillationPlan, UpdatePhaseSpec
 
@@ -29,9 +29,24 @@ def metric_names(args: Args) -> set[str]:
 
 
 def _of_phase(phase: UpdatePhaseSpec, plan: DistillationPlan, args: Args) -> Iterator[str]:
-    role = phase.trainable_roles[0]
-    group = plan.group_of(role)
-    own = registry.load("losses", args.loss_type).metrics.get(role, ())
-    average = ("ema_decay",) if role == "student" and "student_ema" in plan.roles_of(group) else ()
-    for name in (*OF_EVERY_STEP, *own, *average):
+    roles = phase.trainable_roles
+    group = plan.group_of(roles[0])
+    for name in dict.fromkeys((*OF_EVERY_STEP, *_of_objectives(roles, args), *_of_roles(roles, plan))):
         yield from keys_over_repeats(name if "/" in name else f"{group}/{name}", phase.repeats)
+
+
+def _of_objectives(roles: Sequence[str], args: Args) -> Iterator[str]:
+    """What objectives tell; where several are called in a phase, under the roles that each trains."""
+    loss_type = registry.load("losses", args.loss_type)
+    for served in loss_type.objectives_of(roles).values():
+        prefix = loss_type.metric_prefix(served, roles)
+        for name in ("loss", *(name for role in served for name in loss_type.metrics.get(role, ()))):
+            yield name if "/" in name else prefix + name
+
+
+def _of_roles(roles: Sequence[str], plan: DistillationPlan) -> Iterator[str]:
+    """What each role's step tells; where several train in its group, under its name."""
+    alone = len(plan.trainable_roles_of(plan.group_of(roles[0]))) == 1
+    for role in roles:
+        for name in (*OF_EVERY_ROLE, *(("ema_decay",) if role == plan.averaged_role else ())):
+            yield name if alone else f"{role}/{name}"

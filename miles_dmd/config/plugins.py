@@ -1,7 +1,7 @@
 """Validation of plug-ins against the arguments: loss type, model family, rollout engine, roles."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args
@@ -58,12 +58,13 @@ def check_loss_parts(args: Args) -> None:
     trained = dict.fromkeys(role for group in plan.groups for role in plan.trainable_roles_of(group))
     if missing := [role for role in trained if role not in loss_type.objectives]:
         raise ConfigError(f"{asked}: its plan trains {', '.join(missing)}, without an objective; add one to objectives")
-    for part in ("objectives", "scorers"):
+    for part in ("objectives", "scorers", "modules"):
         for name, dotted in getattr(loss_type, part).items():
             try:
                 require_defined(dotted)
             except ConfigError as error:
                 raise ConfigError(f"{asked}: {part}[{name!r}] {error}") from error
+    _require_weights(trained, args)
     for role, producers in loss_type.needs.items():
         if role not in plan.role_layout.roles:
             known = ", ".join(plan.role_layout.roles)
@@ -72,6 +73,19 @@ def check_loss_parts(args: Args) -> None:
             if group not in plan.groups or group not in loss_type.scorers:
                 why = "has no scorer" if group in plan.groups else f"is no group; there are {', '.join(plan.groups)}"
                 raise ConfigError(f"{asked}: needs[{role!r}] names {group!r}, which {why}")
+
+
+def _require_weights(trained: Iterable[str], args: Args) -> None:
+    """Refuse a trained role of which nobody says where its weights come from."""
+    loss_type = registry.load("losses", args.loss_type)
+    plan = loss_type.plan(args)
+    for role in trained:
+        group = plan.group_of(role)
+        if role not in loss_type.modules and role not in registry.load("roles", group).checkpoints:
+            raise ConfigError(
+                f"--loss-type {args.loss_type}: its plan trains {role}, and neither role {group!r} names a checkpoint "
+                "of it nor the loss type a module; add one to the loss type's modules"
+            )
 
 
 SAMPLING = {"num_inference_steps": kind_of(Count), "guidance_scale": kind_of(Guidance)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,7 +59,10 @@ class LossType:
     plan: Callable[[Any], DistillationPlan]
     """``plan(args)``: who trains when."""
     objectives: Mapping[str, str]
-    """logical role -> what it minimises. A role without an objective never trains."""
+    """logical role -> what it minimises. A role without an objective never trains. Roles that name the same one are
+    trained by one call of it."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """logical role -> ``build(models, options) -> nn.Module``, on the CPU in fp32, for one that no checkpoint holds."""
     scorers: Mapping[str, str] = field(default_factory=dict)
     """group -> what it tells later groups about a batch."""
     needs: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -81,6 +84,27 @@ class LossType:
             if not fits(getattr(self, name)):
                 raise ConfigError(f"LossType: {name} {shown(getattr(self, name))} must be {what}")
 
+    def objectives_of(self, roles: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Objectives of a phase that trains ``roles`` -> the roles that one call of it trains."""
+        served: dict[str, tuple[str, ...]] = {}
+        for role in roles:
+            name = self.objectives[role]
+            served[name] = (*served.get(name, ()), role)
+        return served
+
+    @staticmethod
+    def metric_prefix(served: Sequence[str], roles: Sequence[str]) -> str:
+        """Prefix of an objective's metrics that trains ``served``: none where these are all ``roles`` of a phase."""
+        return "" if len(served) == len(roles) else f"{'+'.join(served)}/"
+
+    def needs_of(self, roles: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """producing group -> keys of external data that the objectives of ``roles`` read."""
+        keys: dict[str, dict[str, None]] = {}
+        for role in roles:
+            for producer, read in self.needs.get(role, {}).items():
+                keys.setdefault(producer, {}).update(dict.fromkeys(read))
+        return {producer: tuple(read) for producer, read in keys.items()}
+
 
 def _are_names(value: Any) -> bool:
     return isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
@@ -97,6 +121,7 @@ def _is_name(value: Any) -> bool:
 _SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "roles": (lambda value: isinstance(value, tuple) and _are_names(value), "a tuple of names"),
     "objectives": (_table(_is_name), "a mapping of roles to 'package.module:attribute'"),
+    "modules": (_table(_is_name), "a mapping of roles to 'package.module:attribute'"),
     "scorers": (_table(_is_name), "a mapping of groups to 'package.module:attribute'"),
     "needs": (_table(_table(_are_names)), "a mapping of roles to {group: (names of what it tells)}"),
     "metrics": (_table(_are_names), "a mapping of roles to tuples of names"),

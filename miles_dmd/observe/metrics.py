@@ -19,8 +19,10 @@ from miles_dmd.errors import FormatError
 FORMAT = 1
 KIND = "miles_dmd.metrics"
 OF_A_CYCLE = ("cycle", "global_step", "seconds")
-OF_EVERY_STEP = ("loss", "grad_norm", "lr", "nonfinite", "seconds", "peak_memory_mib")
-"""What every trainer group tells of an optimizer step, whatever it minimises."""
+OF_EVERY_STEP = ("loss", "nonfinite", "seconds", "peak_memory_mib")
+"""What every trainer group tells of a phase in which it trains, whatever it minimises."""
+OF_EVERY_ROLE = ("grad_norm", "lr")
+"""What is told of every trained role's optimizer step."""
 
 logger = logging.getLogger(__name__)
 

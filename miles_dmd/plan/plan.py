@@ -71,6 +71,11 @@ class DistillationPlan:
             raise PlanError(f"group {group!r} trains {len(roles)} roles, {', '.join(roles)}; ask trainable_roles_of")
         return roles[0] if roles else None
 
+    @property
+    def averaged_role(self) -> str | None:
+        """The role whose moving average the plan keeps; None where it keeps none."""
+        return "student" if "student_ema" in self.role_layout.roles else None
+
     def optimizer_steps(self, num_student_steps: int) -> dict[str, int]:
         """Horizon of every trainable role's optimizer: n for the student, K (W + n) for the fake score."""
         cycles = self.update_schedule.warmup_cycles + count("num_student_steps", num_student_steps)
@@ -129,6 +134,7 @@ def unsupported(plan: DistillationPlan) -> tuple[str, ...]:
     phases = (*plan.update_schedule.phases, *plan.update_schedule.warmup_phases)
     reused = any(phase.batch_policy == "reuse_student" for phase in phases)
     unaveraged = "student_ema" in layout.roles and not plan.update_schedule.phases[0].update_ema
+    torn = [phase.kind for phase in phases if len({plan.group_of(role) for role in phase.trainable_roles}) > 1]
     missing = {
         "the causal data plane (capability 'autoregressive')": "autoregressive" in plan.required_capabilities,
         f"the score transport {layout.score_transport.provider!r}": layout.score_transport.provider != "colocated",
@@ -140,5 +146,6 @@ def unsupported(plan: DistillationPlan) -> tuple[str, ...]:
         "a batch that is used twice (batch_policy 'reuse_student')": reused,
         "a student step without its moving average (update_ema=False)": unaveraged,
         "a discriminator": "discriminator" in layout.roles,
+        f"phases that train roles of several groups ({', '.join(torn)})": bool(torn),
     }
     return tuple(reason for reason, is_missing in missing.items() if is_missing)

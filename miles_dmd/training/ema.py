@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from miles_dmd.training.shard import like, local
 class ShardedEma:
     """Starts as a copy; moves only when ``update`` is called, which is after a successful step of the student."""
 
-    def __init__(self, network: nn.Module, *, decay: float, start_step: int) -> None:
-        self._sharded = dict(network.named_parameters())
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, decay: float, start_step: int) -> None:
+        self._sharded = parameters
         # on local tensors: an average needs no collectives, and DTensor's dispatch costs more than the arithmetic
         self._model = EMAModel(
             self._local(),

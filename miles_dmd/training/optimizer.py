@@ -7,7 +7,7 @@ than the arithmetic. The gradient norm is the only thing that ranks must put tog
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,16 +16,28 @@ from torch import Tensor, nn
 from miles_dmd.training.shard import local
 
 
-class ShardedAdamW:
-    """``optimizer`` is torch's own, over ``shards``: this rank's parts of the parameters of ``network``, by name."""
+class Hyperparameters(Protocol):
+    """AdamW's, as a trainer's arguments name them."""
 
-    def __init__(self, network: nn.Module, args: Any) -> None:
-        self._network = network
+    @property
+    def lr(self) -> float: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def adam_eps(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+
+
+class ShardedAdamW:
+    """``adamw`` is torch's own, over ``shards``: this rank's parts of ``parameters``, by name."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], args: Hyperparameters) -> None:
+        self.parameters = parameters
         self.shards: Mapping[str, nn.Parameter] = {
-            name: nn.Parameter(local(parameter.detach()), requires_grad=parameter.requires_grad)
-            for name, parameter in network.named_parameters()
+            name: nn.Parameter(local(parameter.detach())) for name, parameter in parameters.items()
         }
-        self.optimizer = torch.optim.AdamW(
+        self.adamw = torch.optim.AdamW(
             list(self.shards.values()),
             lr=args.lr,
             betas=args.betas,
@@ -34,10 +46,13 @@ class ShardedAdamW:
             fused=True,
         )
 
-    def clip(self, max_norm: float) -> Tensor:
-        """Scale the gradients of all ranks down to ``max_norm``; returns their norm before, equal on all ranks."""
-        for name, parameter in self._network.named_parameters():
+    def collect_gradients(self) -> None:
+        """Give each shard the gradient of its parameter, sharing memory; before ``clip`` and ``step``."""
+        for name, parameter in self.parameters.items():
             self.shards[name].grad = None if parameter.grad is None else local(parameter.grad)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale the collected gradients of all ranks down to ``max_norm``; returns their norm before, equal on all."""
         gradients = [shard.grad for shard in self.shards.values() if shard.grad is not None]
         square = torch.nn.utils.get_total_norm(gradients).square()
         dist.all_reduce(square)  # every element of the network lies on exactly one rank
@@ -46,9 +61,10 @@ class ShardedAdamW:
         return norm
 
     def step(self) -> None:
-        self.optimizer.step()
+        self.adamw.step()
 
     def zero_grad(self) -> None:
-        """Of the shards and of the parameters whose memory they share."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self._network.zero_grad(set_to_none=True)
+        """Drop the gradients of shards and parameters."""
+        self.adamw.zero_grad(set_to_none=True)
+        for parameter in self.parameters.values():
+            parameter.grad = None

@@ -22,6 +22,8 @@ def group_mesh(compute: Compute) -> DeviceMesh:
 def shard(network: nn.Module, blocks: Sequence[str], mesh: DeviceMesh, compute_dtype: torch.dtype) -> nn.Module:
     """Shard ``network``, which is on the CPU, in place: every block of a class named in ``blocks``, then the rest.
 
+    Without ``blocks`` it is sharded as a whole. Raises ValueError for names that no block has.
+
     Each goes to the mesh's device as it is sharded, so that a whole network never has to fit there. Parameters stay
     fp32, gradients are reduced in fp32. Inputs are cast by ``Denoiser``, not here: FSDP would round the timestep to
     bf16 too. Never toggle requires_grad afterwards: FSDP2 fixes its dtypes at the first forward, from the parameters
@@ -31,7 +33,7 @@ def shard(network: nn.Module, blocks: Sequence[str], mesh: DeviceMesh, compute_d
     copy every parameter at each use.
     """
     found = [module for module in network.modules() if type(module).__name__ in blocks]
-    if not found:
+    if blocks and not found:
         raise ValueError(f"{type(network).__name__} has no block of a class among {list(blocks)} to shard")
     if mesh.size() == 1 and compute_dtype == torch.float32:
         return network.to(mesh.device_type)

@@ -15,7 +15,7 @@ import base64
 import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +38,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Average(Protocol):
-    """A moving average of the network's parameters."""
+    """A moving average of trained parameters."""
 
     steps: int
 
@@ -46,15 +46,88 @@ class Average(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerState:
-    """What moves in a trainer. Where the optimizer is None nothing does, and only the random state is kept."""
+class RoleState:
+    """What moves with the optimizer steps of one trained role."""
 
-    network: nn.Module | None = None
-    optimizer: torch.optim.Optimizer | None = None
+    parameters: Mapping[str, nn.Parameter]
+    """Those that train, by name."""
+    optimizer: torch.optim.Optimizer
     shards: Mapping[str, Tensor] | None = None
     """What the optimizer holds for each parameter, where that is this rank's shard instead of the parameter itself."""
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    scheduler: torch.optim.lr_scheduler.LRScheduler
     average: Average | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """This rank's shards, by name: the live memory, not copies."""
+        tensors: dict[str, Tensor] = {f"network.{name}": value.detach() for name, value in self.parameters.items()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": value.detach() for name, value in self.average.named_parameters()}
+        for name, state in self._optimizer_states():
+            whole = self.parameters[name]
+            tensors |= {
+                f"{moment}.{name}": like(whole, state[moment]) if self.shards else state[moment] for moment in MOMENTS
+            }
+        return tensors
+
+    def numbers(self) -> dict[str, Any]:
+        """Steps taken, for trainer.json."""
+        return {
+            "parameters": list(self.parameters),
+            # a parameter that no gradient has reached yet has no state, and must have none after a resume either
+            "optimizer_steps": {name: int(state["step"]) for name, state in self._optimizer_states()},
+            "scheduler_steps": self.scheduler.last_epoch,
+            "average_steps": self.average.steps if self.average is not None else None,
+        }
+
+    def prepare(self, numbers: Mapping[str, Any], where: str) -> None:
+        """Take ``numbers``, and make room for the tensors that were saved with them. Raises CheckpointError."""
+        self._require_same(numbers, where)
+        self._prepare_moments(numbers["optimizer_steps"])
+        self._set_scheduler(numbers["scheduler_steps"])
+        if self.average is not None:
+            self.average.steps = numbers["average_steps"]
+
+    def _optimizer_states(self) -> Iterator[tuple[str, Any]]:
+        state, held = self.optimizer.state, self._held()
+        return ((name, state[held[name]]) for name in held if held[name] in state)
+
+    def _held(self) -> Mapping[str, Tensor]:
+        return self.shards if self.shards is not None else self.parameters
+
+    def _require_same(self, numbers: Mapping[str, Any], where: str) -> None:
+        here = self.parameters.keys()
+        if apart := sorted(here ^ set(numbers["parameters"])):
+            raise CheckpointError(f"{where} holds another network: {apart[0]} is in one of the two only")
+        if strange := sorted(numbers["optimizer_steps"].keys() - here):
+            raise CheckpointError(f"{where} has steps of {strange[0]}, which is not there")
+        if (self.average is None) != (numbers["average_steps"] is None):
+            raise CheckpointError(f"{where}: one of checkpoint and run has a moving average, the other has none")
+
+    def _prepare_moments(self, steps: Mapping[str, int]) -> None:
+        """Give the optimizer the state that it had, with zeros for moments, through its own ``load_state_dict``."""
+        state = self.optimizer.state_dict()
+        state["state"] = {
+            index: {"step": torch.tensor(float(steps[name])), **{m: torch.zeros_like(value) for m in MOMENTS}}
+            for index, (name, value) in enumerate(self._held().items())
+            if name in steps
+        }
+        self.optimizer.load_state_dict(state)
+
+    def _set_scheduler(self, steps: int) -> None:
+        """The learning rate is a function of the steps taken; how it depends on them is for this run's arguments."""
+        self.scheduler.last_epoch, self.scheduler._step_count = steps, steps + 1
+        lambdas: list[Any] = self.scheduler.lr_lambdas  # type: ignore[attr-defined]
+        rates = [base * rate(steps) for base, rate in zip(self.scheduler.base_lrs, lambdas, strict=True)]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.scheduler._last_lr = rates
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What moves in a trainer: its trained roles by name, none in a group that trains nothing, and random state."""
+
+    roles: Mapping[str, RoleState] = field(default_factory=dict)
 
     def save(self, directory: Path) -> list[FileEntry]:
         """Write this rank's part into ``directory``, which exists; every rank of the group must call it.
@@ -75,14 +148,12 @@ class TrainerState:
 
     def load(self, directory: Path) -> None:
         """Everything that ``save`` wrote, on any number of ranks. Raises CheckpointError."""
-        numbers = read_trainer(directory)
-        self._require_same(numbers, directory)
-        if self.optimizer is not None:
-            self._prepare_moments(numbers["optimizer_steps"])
-            read_tensors(directory, self._tensors())
-            self._set_scheduler(numbers["scheduler_steps"])
-        if self.average is not None:
-            self.average.steps = numbers["average_steps"]
+        numbers = read_trainer(directory)["roles"]
+        if apart := sorted(self.roles.keys() ^ numbers.keys()):
+            raise CheckpointError(f"{directory} holds other trained roles: {apart[0]} is in one of the two only")
+        for role, state in self.roles.items():
+            state.prepare(numbers[role], f"{directory / 'trainer.json'}: {role}")
+        read_tensors(directory, self._tensors())
         own = directory / f"rank_{dist.get_rank()}.json"
         if own.is_file():  # of a group that has grown, a new rank keeps its own
             try:
@@ -91,70 +162,12 @@ class TrainerState:
                 raise CheckpointError(f"{own} holds no random state: {' '.join(str(error).split())}") from error
 
     def _tensors(self) -> dict[str, Tensor]:
-        """This rank's shards, by name: the live memory, not copies."""
-        parameters = dict(self._parameters())
-        tensors = {f"network.{name}": value.detach() for name, value in parameters.items()}
-        if self.average is not None:
-            tensors |= {f"average.{name}": value.detach() for name, value in self.average.named_parameters()}
-        for name, state in self._optimizer_states():
-            whole = parameters[name]
-            tensors |= {
-                f"{moment}.{name}": like(whole, state[moment]) if self.shards else state[moment] for moment in MOMENTS
-            }
-        return tensors
+        own = {role: state.tensors() for role, state in self.roles.items()}
+        return {f"{role}.{name}": value for role, tensors in own.items() for name, value in tensors.items()}
 
     def _numbers(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "ranks": dist.get_world_size(),
-            "parameters": [name for name, _ in self._parameters()],
-            # a parameter that no gradient has reached yet has no state, and must have none after a resume either
-            "optimizer_steps": {name: int(state["step"]) for name, state in self._optimizer_states()},
-            "scheduler_steps": self.scheduler.last_epoch if self.scheduler is not None else 0,
-            "average_steps": self.average.steps if self.average is not None else None,
-        }
-
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self.network.named_parameters() if self.network is not None else iter(())
-
-    def _optimizer_states(self) -> Iterator[tuple[str, Any]]:
-        state: Mapping[Any, Any] = self.optimizer.state if self.optimizer is not None else {}
-        held = self._held()
-        return ((name, state[held[name]]) for name in held if held[name] in state)
-
-    def _held(self) -> Mapping[str, Tensor]:
-        return self.shards if self.shards is not None else dict(self._parameters())
-
-    def _require_same(self, numbers: Mapping[str, Any], directory: Path) -> None:
-        here = {name for name, _ in self._parameters()}
-        if apart := sorted(here ^ set(numbers["parameters"])):
-            raise CheckpointError(f"{directory} holds another network: {apart[0]} is in one of the two only")
-        if strange := sorted(numbers["optimizer_steps"].keys() - here):
-            raise CheckpointError(f"{directory / 'trainer.json'} has steps of {strange[0]}, which is not there")
-        if (self.average is None) != (numbers["average_steps"] is None):
-            raise CheckpointError(f"{directory}: one of checkpoint and run has a moving average, the other has none")
-
-    def _prepare_moments(self, steps: Mapping[str, int]) -> None:
-        """Give the optimizer the state that it had, with zeros for moments, through its own ``load_state_dict``."""
-        assert self.optimizer is not None
-        state = self.optimizer.state_dict()
-        state["state"] = {
-            index: {"step": torch.tensor(float(steps[name])), **{m: torch.zeros_like(value) for m in MOMENTS}}
-            for index, (name, value) in enumerate(self._held().items())
-            if name in steps
-        }
-        self.optimizer.load_state_dict(state)
-
-    def _set_scheduler(self, steps: int) -> None:
-        """The learning rate is a function of the steps taken; how it depends on them is for this run's arguments."""
-        assert self.scheduler is not None
-        assert self.optimizer is not None
-        self.scheduler.last_epoch, self.scheduler._step_count = steps, steps + 1
-        lambdas: list[Any] = self.scheduler.lr_lambdas  # type: ignore[attr-defined]
-        rates = [base * rate(steps) for base, rate in zip(self.scheduler.base_lrs, lambdas, strict=True)]
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        self.scheduler._last_lr = rates
+        roles = {role: state.numbers() for role, state in self.roles.items()}
+        return {"format": FORMAT, "ranks": dist.get_world_size(), "roles": roles}
 
 
 def write_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -1,31 +1,30 @@
-"""Trainer: one group's models, optimizer and step; in a test, one process, or a Ray actor.
+"""Trainer: one group's models and optimizer steps; in a test, one process, or a Ray actor.
 
-    batch of this rank --> look up conditions --> micro-batches --> objective --> backward, weighted by samples
-    --> all ranks agree that everything is finite --> clip --> step --> scheduler --> EMA (student only)
+    batch of this rank --> look up conditions --> micro-batches --> objectives --> backward, weighted by samples
+    --> all ranks agree that everything is finite --> clip --> step --> scheduler --> EMA, for each trained role
 
-The trainer knows no role by name: the plan says which models its group holds and which one trains, the role says from
-which argument each is loaded, and the loss type says what the trained one minimises.
+The trainer knows no role by name: the plan says which models its group holds and which of them train, the role file
+from which argument each is loaded, and the loss type what the trained ones minimise and which modules start fresh.
 """
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from diffusers.optimization import get_scheduler
-from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
 
-from miles_dmd import registry
+from miles_dmd import registry, seeds
 from miles_dmd.contracts.external import ExternalData
-from miles_dmd.contracts.loss import LossType
+from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.contracts.loss import LossType, Objective, Scorer
 from miles_dmd.contracts.reports import TrainReport
+from miles_dmd.contracts.role import Role
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.denoiser import Denoiser
@@ -33,13 +32,12 @@ from miles_dmd.network.pretrained import load_network
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.plan.partition import micro_batches
 from miles_dmd.training.compute import Compute, peak_memory_bytes
-from miles_dmd.training.ema import ShardedEma
-from miles_dmd.training.optimizer import ShardedAdamW
 from miles_dmd.training.shard import group_mesh, shard
 from miles_dmd.training.state import TrainerState
+from miles_dmd.training.trained import Trained
 
-BUCKET_BYTES = 256 << 20
-"""Most that is gathered at once when weights leave their shards."""
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
 
 
 class Trainer:
@@ -47,82 +45,85 @@ class Trainer:
 
     def __init__(
         self,
-        args: Any,
+        args: Args,
         group: str,
         *,
         plan: DistillationPlan,
         loss_type: LossType,
         compute: Compute,
         prompts: PromptTable,
-        horizon: int,
+        horizons: Mapping[str, int],
     ) -> None:
+        """``horizons``: optimizer steps of each trained role over the whole run."""
         self.args, self.group, self.loss_type, self.compute, self.prompts = args, group, loss_type, compute, prompts
-        family = registry.load("models", args.model_family)
-        self.can_guide = family.can_guide
+        self.family: ModelFamily = registry.load("models", args.model_family)
         self.mesh = group_mesh(compute)
-        self.trained = plan.trainable_role(group)
-        checkpoints: Mapping[str, str] = registry.load("roles", group).checkpoints
-        self.models = {
-            role: self._open(family, Path(getattr(args, checkpoints[role])), trains=role == self.trained)
-            for role in plan.roles_of(group)
-            if role in checkpoints  # a moving average is a role, but no network
+        roles = plan.trainable_roles_of(group)
+        self.models: dict[str, Denoiser | nn.Module] = {**self._open_networks(plan, roles)}
+        self.models.update(self._fresh_modules(plan))
+        self.trained = {
+            role: Trained.of(
+                role,
+                _network(self.models[role]),
+                args,
+                horizon=horizons.get(role, 0),
+                averaged=plan.averaged_role == role,
+            )
+            for role in roles
         }
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.ema: ShardedEma | None = None
-        if self.trained is not None:
-            self._build_optimizer(horizon)
-            if "student_ema" in plan.roles_of(group):
-                self.ema = ShardedEma(self._network, decay=args.ema_decay, start_step=args.ema_start_step)
+
+    def _open_networks(self, plan: DistillationPlan, trained: Sequence[str]) -> dict[str, Denoiser]:
+        role: Role = registry.load("roles", self.group)
+        return {
+            name: self._open(Path(getattr(self.args, role.checkpoints[name])), trains=name in trained)
+            for name in plan.roles_of(self.group)
+            if name in role.checkpoints  # a moving average is a role, but no network
+        }
+
+    def _open(self, checkpoint: Path, *, trains: bool) -> Denoiser:
+        network = load_network(self.family, checkpoint)
+        network.requires_grad_(trains)
+        if trains and self.args.gradient_checkpointing:
+            network.enable_gradient_checkpointing()  # type: ignore[operator]
+        dtype = self.compute.dtype
+        return Denoiser(self.family.code(), shard(network, self.family.shard_blocks, self.mesh, dtype), dtype)
+
+    def _fresh_modules(self, plan: DistillationPlan) -> dict[str, nn.Module]:
+        """Modules of this group that no checkpoint holds; equal on every rank, since each has a seed of its own."""
+        fresh = {}
+        for role in plan.roles_of(self.group):
+            if role in self.loss_type.modules:
+                with torch.random.fork_rng(devices=()):
+                    torch.manual_seed(seeds.derive(self.args.seed, "module", role))
+                    module = registry.resolve(self.loss_type.modules[role])(self.models, self.args.loss_options)
+                fresh[role] = shard(module, (), self.mesh, torch.float32)
+        return fresh
 
     @property
     def state(self) -> TrainerState:
         """What a checkpoint holds of this trainer. A frozen network is not in it: its files are."""
-        if self.trained is None:
-            return TrainerState()
-        return TrainerState(
-            network=self._network,
-            optimizer=self.optimizer,
-            shards=self._adamw.shards,
-            scheduler=self.scheduler,
-            average=self.ema,
-        )
-
-    @property
-    def _network(self) -> torch.nn.Module:
-        assert self.trained is not None, f"group {self.group!r} trains nothing"
-        return self.models[self.trained].network
-
-    def _open(self, family: Any, checkpoint: Path, *, trains: bool) -> Denoiser:
-        network = load_network(family, checkpoint)
-        network.requires_grad_(trains)
-        if trains and self.args.gradient_checkpointing:
-            network.enable_gradient_checkpointing()  # type: ignore[operator]
-        return Denoiser(
-            family.code(), shard(network, family.shard_blocks, self.mesh, self.compute.dtype), self.compute.dtype
-        )
-
-    def _build_optimizer(self, horizon: int) -> None:
-        args = self.args
-        self._adamw = ShardedAdamW(self._network, args)
-        self.optimizer = self._adamw.optimizer
-        self.scheduler = get_scheduler(
-            args.lr_scheduler, self.optimizer, num_warmup_steps=args.lr_warmup_steps, num_training_steps=horizon
-        )
+        return TrainerState({role: trained.state for role, trained in self.trained.items()})
 
     # -- one optimizer step ---------------------------------------------------------------------------------------
 
-    def train(self, batch: DenoisingBatch, external: Mapping[str, ExternalData]) -> TrainReport:
-        """One optimizer step of the trained role on this rank's samples, or an agreed skip."""
+    def train(
+        self, batch: DenoisingBatch, external: Mapping[str, ExternalData], roles: Sequence[str] = ()
+    ) -> TrainReport:
+        """One optimizer step of each of ``roles`` (all that train here) on this rank's samples, or an agreed skip."""
         started = time.perf_counter()
+        stepping = [self.trained[role] for role in roles or self.trained]
         batch = self._conditioned(batch)
-        scores = self._required(batch, external)
-        metrics, nonfinite = self._accumulate(batch, scores)
-        metrics["grad_norm"] = self._adamw.clip(self.args.clip_grad).item()
-        metrics["lr"] = self._adamw.optimizer.param_groups[0]["lr"]
+        metrics, nonfinite = self._accumulate(batch, external, tuple(trained.role for trained in stepping))
+        for trained in stepping:
+            trained.optimizer.collect_gradients()
+            own = {"grad_norm": trained.optimizer.clip(self.args.clip_grad).item(), "lr": trained.lr}
+            metrics |= self._named(trained.role, own)
         applied = self._all_finite(nonfinite, metrics)
         if applied:
-            metrics |= self._step()
-        self._adamw.zero_grad()
+            for trained in stepping:
+                metrics |= self._named(trained.role, trained.step())
+        for trained in self.trained.values():  # also of a role that another one's objective has reached
+            trained.optimizer.zero_grad()
         return TrainReport(
             num_samples=len(batch),
             metrics=metrics,
@@ -132,42 +133,71 @@ class Trainer:
             peak_memory=peak_memory_bytes(self.compute.device),
         )
 
-    def _accumulate(self, batch: DenoisingBatch, scores: Mapping[str, ExternalData]) -> tuple[dict[str, float], int]:
-        objective = registry.resolve(self.loss_type.objectives[self.trained])  # type: ignore[index]
+    def _accumulate(
+        self, batch: DenoisingBatch, external: Mapping[str, ExternalData], roles: Sequence[str]
+    ) -> tuple[dict[str, float], int]:
+        objectives = self.loss_type.objectives_of(roles)
+        calls = [
+            (
+                self.loss_type.metric_prefix(served, roles),
+                self._objective(name),
+                self._required(batch, external, served),
+            )
+            for name, served in objectives.items()
+        ]
         totals: dict[str, float] = {}
         nonfinite = 0
         for rows in micro_batches(len(batch), self.args.micro_batch_size):
             part = batch.take(rows)
+            weight = len(rows) / len(batch)  # a short last micro-batch weighs less, so that splitting changes nothing
+            loss, metrics, odd = self._losses(calls, part)
+            (loss * weight).backward()
+            nonfinite += odd
+            for name, value in metrics.items():
+                totals[name] = totals.get(name, 0.0) + float(value) * weight
+        return totals, nonfinite
+
+    def _losses(
+        self, calls: Sequence[tuple[str, Objective, Mapping[str, ExternalData]]], part: DenoisingBatch
+    ) -> tuple[Tensor, dict[str, Tensor], int]:
+        """The sum of the objectives on a micro-batch, their metrics and how many entries were not finite."""
+        metrics: dict[str, Tensor] = {}
+        losses, nonfinite = [], 0
+        for prefix, objective, scores in calls:
             tensors = {
                 producer: data.require(tuple(data.tensors), part.ids, part.policy_version).tensors
                 for producer, data in scores.items()
             }
             output = objective(self.models, part, tensors, self.args.loss_options)
-            weight = len(rows) / len(batch)  # a short last micro-batch weighs less, so that splitting changes nothing
-            (output.loss * weight).backward()
+            losses.append(output.loss)
             nonfinite += int(output.nonfinite)
-            for name, value in {"loss": output.loss.detach(), **output.metrics}.items():
-                totals[name] = totals.get(name, 0.0) + float(value) * weight
-        return totals, nonfinite
+            own = {"loss": output.loss.detach(), **output.metrics}
+            metrics |= {name if "/" in name else prefix + name: value for name, value in own.items()}
+        total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        return total, {**metrics, "loss": total.detach()}, nonfinite
+
+    def _objective(self, name: str) -> Objective:
+        objective: Objective = registry.resolve(name)
+        return objective
+
+    def _named(self, role: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Numbers of one role; where several train in this group they carry its name."""
+        return dict(metrics) if len(self.trained) == 1 else {f"{role}/{name}": v for name, v in metrics.items()}
 
     def _all_finite(self, nonfinite: int, metrics: Mapping[str, float]) -> bool:
-        """Whether every rank saw only finite numbers: one that did not makes all of them skip."""
-        bad = nonfinite > 0 or not all(map(_is_finite, (metrics["loss"], metrics["grad_norm"])))
+        """True where every rank saw only finite numbers; one that did not makes all of them skip."""
+        decisive = (value for name, value in metrics.items() if name.rpartition("/")[2] in ("loss", "grad_norm"))
+        bad = nonfinite > 0 or not all(map(_is_finite, decisive))
         flag = torch.tensor([float(bad)], device=self.compute.device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return flag.item() == 0
-
-    def _step(self) -> dict[str, float]:
-        self._adamw.step()
-        self.scheduler.step()
-        return {} if self.ema is None else {"ema_decay": self.ema.update()}
 
     # -- what others ask of this group ------------------------------------------------------------------------------
 
     @torch.no_grad()
     def score(self, batch: DenoisingBatch) -> ExternalData:
-        """What this group says about this rank's samples, on the CPU in fp32."""
-        scorer = registry.resolve(self.loss_type.scorers[self.group])
+        """External data of this group about this rank's samples, on the CPU in fp32."""
+        scorer: Scorer = registry.resolve(self.loss_type.scorers[self.group])
         batch = self._conditioned(batch)
         parts = [
             scorer(self.models, batch.take(rows), self.args.loss_options)
@@ -176,49 +206,27 @@ class Trainer:
         tensors = {name: torch.cat([part[name] for part in parts]).float().cpu() for name in parts[0]}
         return ExternalData(self.group, batch.ids, batch.policy_version, tensors)
 
-    def weights(self, *, averaged: bool = False) -> Iterator[dict[str, Tensor]]:
-        """The trained role's full parameters on the CPU in fp32, bucket by bucket; every rank must iterate to the end.
-
-        ``averaged`` asks for the moving average instead of the live weights.
-        """
-        if averaged and self.ema is None:
-            raise ValueError(f"group {self.group!r} keeps no moving average")
-        named = dict(self.ema.named_parameters() if averaged and self.ema else self._network.named_parameters())
-        for names in self.buckets:
-            # a copy, because of one rank it would be the live weights
-            yield {name: _full(named[name].detach()).to("cpu", copy=True) for name in names}
-
-    @functools.cached_property
-    def buckets(self) -> list[list[str]]:
-        """Names of the trained role's parameters, as they travel together."""
-        buckets: list[list[str]] = [[]]
-        size = 0
-        for name, value in self._network.named_parameters():
-            if buckets[-1] and size + value.nbytes > BUCKET_BYTES:
-                buckets.append([])
-                size = 0
-            buckets[-1].append(name)
-            size += value.nbytes
-        return buckets
+    def weights(self, role: str, *, averaged: bool = False) -> Iterator[dict[str, Tensor]]:
+        """Full trained parameters of ``role``; see ``Trained.weights``."""
+        return self.trained[role].weights(averaged=averaged)
 
     # -- conditions and external data -------------------------------------------------------------------------------
 
     def _conditioned(self, batch: DenoisingBatch) -> DenoisingBatch:
-        uncond = self.prompts.unconditional(len(batch)) if self.can_guide else None
+        uncond = self.prompts.unconditional(len(batch)) if self.family.can_guide else None
         return replace(batch.to(self.compute.device), cond=self.prompts.lookup(batch.prompt_ids), uncond=uncond)
 
-    def _required(self, batch: DenoisingBatch, external: Mapping[str, ExternalData]) -> dict[str, ExternalData]:
-        needs = self.loss_type.needs.get(self.trained or "", {})
+    def _required(
+        self, batch: DenoisingBatch, external: Mapping[str, ExternalData], roles: Sequence[str]
+    ) -> dict[str, ExternalData]:
         return {
             producer: external[producer].require(keys, batch.ids, batch.policy_version)
-            for producer, keys in needs.items()
+            for producer, keys in self.loss_type.needs_of(roles).items()
         }
 
 
-def _full(value: Tensor) -> Tensor:
-    if not isinstance(value, DTensor):
-        return value
-    return value.to_local() if value.device_mesh.size() == 1 else value.full_tensor()
+def _network(model: Denoiser | nn.Module) -> nn.Module:
+    return model.network if isinstance(model, Denoiser) else model
 
 
 def _is_finite(value: float) -> bool:

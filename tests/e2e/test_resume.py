@@ -94,6 +94,11 @@ def next_prompts(directory, prompts):
     return prompts.next(4)
 
 
+def kind_of(tensor):
+    """``role.moment`` of ``role.moment.parameter``, or ``latents`` of a batch."""
+    return ".".join(tensor.split(".")[:2])
+
+
 def test_checkpoint_holds_the_whole_run(uninterrupted):
     """Warm-up included; a teacher is not saved, and waiting samples are."""
     first = checkpoint(uninterrupted, 1)
@@ -106,13 +111,14 @@ def test_checkpoint_holds_the_whole_run(uninterrupted):
     }  # fmt: skip
     assert (uninterrupted / "checkpoints" / "latest").read_text() == f"cycle_{CYCLES:06d}\n"
     assert manifest.counters == {"global_step": 0, "optimizer_steps": {"fake_score": 2}, "completed_cycles": 1}
-    kinds = {f"{name.partition('/')[0]} {name.partition(': ')[2].partition('.')[0]}" for name in names}
+    kinds = {f"{name.partition('/')[0]} {kind_of(name.partition(': ')[2])}" for name in names}
     assert kinds == {
-        "actor network", "actor average", "critic network", "critic exp_avg", "critic exp_avg_sq",
+        "actor student.network", "actor student.average", "critic fake_score.network", "critic fake_score.exp_avg",
+        "critic fake_score.exp_avg_sq",
         "pending latents", "pending sigma", "pending clean",
     }  # fmt: skip
     assert not any("teacher" in name for name in names)
-    steps = json.loads((first / "critic" / "trainer.json").read_text())["optimizer_steps"]
+    steps = json.loads((first / "critic" / "trainer.json").read_text())["roles"]["fake_score"]["optimizer_steps"]
     assert set(steps.values()) == {2}
 
 

@@ -77,7 +77,7 @@ def test_teacher_is_left_as_it_was(reference, teacher):
     _, trainer = reference
     stored = load_file(teacher / "transformer" / "diffusion_pytorch_model.safetensors")
 
-    held = trainer.executor.groups["critic"].trainer.models["teacher_score"].network
+    held = trainer.executor._groups["critic"].trainer.models["teacher_score"].network
 
     for name, value in held.named_parameters():
         assert torch.equal(local(value), stored[name].float()), name
@@ -93,11 +93,12 @@ def test_exported_pipeline_reproduces_the_trainers_sample(reference):
     distillation = read_distillation(directory / "student")
     pipeline = StableDiffusion3Pipeline.from_pretrained(directory / "student")
     pipeline.set_progress_bar_config(disable=True)
-    engine = trainer.executor.rollouts.worker.engine
+    engine = trainer.executor._rollouts.engine
     shape = engine.shape
     prompt_id, seed = 3, 1234
 
-    ours = trainer.executor.with_averaged_weights(lambda: engine.sample([RolloutRequest(0, prompt_id, seed, 3)]))
+    with trainer.executor.averaged_weights():
+        ours = engine.sample([RolloutRequest(0, prompt_id, seed, 3)])
     torch.manual_seed(seed)
     prompt = trainer.batch_provider.prompts.texts[prompt_id]
     theirs = pipeline(prompt, latents=torch.randn(1, *shape), output_type="latent", **distillation.student_call).images
@@ -172,13 +173,14 @@ def test_one_student_step_then_exactly_k_fake_score_steps(make_args, tmp_path, r
     controller = trainer.fit(num_cycles=2)  # one of warm-up, one normal
 
     assert controller.counters.optimizer_steps == {"fake_score": 2 * ratio, "student": 1}
-    groups = trainer.executor.groups
+    groups = trainer.executor._groups
     assert steps_taken(groups["critic"]) == {2 * ratio}
     assert steps_taken(groups["actor"]) == {1}
 
 
 def steps_taken(group):
-    return {int(state["step"]) for state in group.trainer.optimizer.state.values()}
+    (trained,) = group.trainer.trained.values()
+    return {int(state["step"]) for state in trained.optimizer.adamw.state.values()}
 
 
 def test_stale_batch_is_refused(reference):

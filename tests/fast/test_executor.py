@@ -7,7 +7,7 @@ import pytest
 from miles_dmd.batches import RolloutBatches
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.errors import PhaseError
-from miles_dmd.executor import GroupExecutor, agreed, combined
+from miles_dmd.executor import GroupExecutor, StartedRun, agreed, combined
 from miles_dmd.handles import BatchHandle, ScoreHandle
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan import build_plan, requests_until_student_update
@@ -61,7 +61,7 @@ def test_every_rank_gets_the_scores_of_its_own_samples(producers, ranks, expecte
 def test_batches_are_cut_as_every_group_needs(sizes, chunks):
     groups = {str(index): SimpleNamespace(size=size) for index, size in enumerate(sizes)}
 
-    assert GroupExecutor(None, None, groups, None, SpanLog()).num_chunks == chunks
+    assert GroupExecutor(None, None, StartedRun(groups, None), SpanLog()).num_chunks == chunks
 
 
 class CountingRollouts:

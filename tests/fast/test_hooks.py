@@ -17,23 +17,17 @@ class Drawing:
     """An executor of which the student's samples are ``spread`` apart."""
 
     def __init__(self, teacher=TEACHER):
-        self.rollouts, self.limits, self.spread, self.teacher = self, [], 1.0, teacher
+        self.limits, self.spread, self.teacher = [], 1.0, teacher
         self.teachers = 0
         self.spans = SimpleNamespace(span=lambda *args, **more: contextlib.nullcontext())
 
-    def sampling(self):
-        return self
-
-    def teacher_pictures(self, requests, sampling):
+    def draw_teacher(self, requests, sampling):
         assert sampling == self.teacher
         self.teachers += 1
         images = numpy.zeros((len(requests), 4, 4, 3), dtype=numpy.uint8)
         return images, SampleStatistics(spread=2.0, saturation=0.001, limit=5.0)
 
-    def with_averaged_weights(self, use):
-        return use()
-
-    def pictures(self, requests, limit):
+    def draw_student(self, requests, limit):
         self.limits.append(limit)
         images = numpy.zeros((len(requests), 4, 4, 3), dtype=numpy.uint8)
         return images, SampleStatistics(spread=self.spread, saturation=0.0 if limit is None else 0.5, limit=3.0)

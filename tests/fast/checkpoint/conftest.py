@@ -10,6 +10,7 @@ from miles_dmd import registry
 from miles_dmd.checkpoint import manifest
 from miles_dmd.checkpoint.manifest import entry_of
 from miles_dmd.errors import SaveError
+from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.handles import BatchHandle
 from miles_dmd.hooks import SampleGrids
 from miles_dmd.observe.alarms import ALARMS, Alarms
@@ -26,6 +27,9 @@ class FakeGroup:
     def __init__(self, content=b"weights", failure=None):
         self.content, self.failure, self.loaded = content, failure, []
 
+    def weights(self, role, *, averaged):
+        return f"{role}, averaged" if averaged else role
+
     def save(self, directory):
         if self.failure is not None:
             (directory / "half").write_bytes(b"")
@@ -39,6 +43,15 @@ class FakeGroup:
 
 
 class FakeRollouts:
+    def __init__(self):
+        self.calls = []
+
+    def sleep(self):
+        self.calls.append("sleep")
+
+    def update_weights(self, weights, version):
+        self.calls.append(f"version {version}")
+
     def save_batches(self, batches, directory):
         for number, _ in enumerate(batches):
             (directory / f"batch_{number:03d}.safetensors").write_bytes(b"samples")
@@ -69,10 +82,10 @@ class Run:
         self.prompts = PromptSource(args.prompt_data, args.seed)
         self.prompts.next(12)
         self.batches = SimpleNamespace(pending=lambda: (BatchHandle((8, 9, 10, 11), 1, ()),))
-        self.executor = SimpleNamespace(
-            plan=self.plan, groups=self.groups, trainers=lambda: self.groups, rollouts=FakeRollouts(),
-            policy_version=1, spans=SpanLog(), num_chunks=1,
-        )  # fmt: skip
+        self.rollouts = FakeRollouts()
+        started = StartedRun(self.groups, self.rollouts)
+        self.executor = GroupExecutor(self.plan, None, started, SpanLog())
+        self.executor.policy_version = 1
         self.observers = observers(args, directory)
         parts = {"executor": self.executor, "batches": self.batches, "prompts": self.prompts}
         parts["observers"] = self.observers

@@ -107,13 +107,14 @@ def test_after_a_failure_the_next_save_works(make_run, full_disk):
 
 
 def test_trainers_save_with_the_engine_asleep(make_run):
-    """It gives the groups when it is."""
-    run, asked = make_run(), []
-    run.executor.trainers = lambda: asked.append("asleep") or run.groups
+    run, calls = make_run(), []
+    run.rollouts.sleep = lambda: calls.append("sleep")
+    save = run.groups["critic"].save
+    run.groups["critic"].save = lambda directory: calls.append("save") or save(directory)
 
     run.saver.save(run.after(2))
 
-    assert asked == ["asleep"]
+    assert calls == ["sleep", "save"]
 
 
 def test_failure_of_the_drivers_own_files_counts_too(make_run, monkeypatch):

@@ -14,7 +14,7 @@ from torch import nn
 
 from miles_dmd.errors import CheckpointError, FormatError, SaveError
 from miles_dmd.training import state
-from miles_dmd.training.state import TrainerState, random_state, set_random_state
+from miles_dmd.training.state import RoleState, TrainerState, random_state, set_random_state
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +42,13 @@ class Small:
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=lr)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
         self.average = Average(self.network)
-        self.state = TrainerState(
-            network=self.network, optimizer=self.optimizer, scheduler=self.scheduler, average=self.average
-        )
+        self.state = TrainerState({"student": self.role_state()})
+
+    def role_state(self):
+        return RoleState(
+            parameters=dict(self.network.named_parameters()), optimizer=self.optimizer, scheduler=self.scheduler,
+            average=self.average,
+        )  # fmt: skip
 
     def step(self, batch):
         self.network(batch).square().mean().backward()
@@ -102,7 +106,7 @@ def test_parameter_without_a_gradient_keeps_having_no_state(group):
     resumed.state.load(group)
 
     assert resumed.network.unused not in resumed.optimizer.state
-    assert "unused" not in json.loads((group / "trainer.json").read_text())["optimizer_steps"]
+    assert "unused" not in json.loads((group / "trainer.json").read_text())["roles"]["student"]["optimizer_steps"]
 
 
 def test_before_the_first_step_there_are_no_moments(group):
@@ -200,6 +204,7 @@ def test_other_network_is_refused(group):
     Small(0).state.save(group)
     other = Small(0)
     other.network.register_parameter("more", nn.Parameter(torch.zeros(2)))
+    other.state = TrainerState({"student": other.role_state()})
 
     with pytest.raises(CheckpointError, match="holds another network: more is in one of the two only"):
         other.state.load(group)
@@ -212,9 +217,7 @@ def test_other_shape_is_refused(group):
     other.average = Average(other.network)
 
     with pytest.raises(CheckpointError, match="does not fit this run"):
-        TrainerState(
-            network=other.network, optimizer=other.optimizer, scheduler=other.scheduler, average=other.average
-        ).load(group)
+        TrainerState({"student": other.role_state()}).load(group)
 
 
 def test_other_format_is_refused(group):
@@ -254,7 +257,7 @@ import os, sys, torch, torch.distributed as dist
 from pathlib import Path
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from miles_dmd.training.state import TrainerState
+from miles_dmd.training.state import RoleState, TrainerState
 
 directory, shown = Path(sys.argv[1]), Path(sys.argv[2])
 
@@ -266,7 +269,8 @@ def work(rank, ranks, action):
     fully_shard(network, mesh=dist.device_mesh.init_device_mesh("cpu", (ranks,)))
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    state = TrainerState(network=network, optimizer=optimizer, scheduler=scheduler)
+    role = RoleState(parameters=dict(network.named_parameters()), optimizer=optimizer, scheduler=scheduler)
+    state = TrainerState({"critic": role})
     if action == "load":
         state.load(directory)
     else:

@@ -16,7 +16,7 @@ from miles_dmd.local import init_single_rank
 from miles_dmd.network.conditions import PromptTable, ensure_table
 from miles_dmd.prompts import read_prompts
 from miles_dmd.rollout import RolloutWorker
-from miles_dmd.training import trainer as trainer_module
+from miles_dmd.training import trained as trained_module
 from miles_dmd.training.compute import choose_compute
 from miles_dmd.training.shard import local
 from miles_dmd.training.trainer import Trainer
@@ -37,13 +37,13 @@ class House:
         trainer_config = next(config for config in self.args.trainers if config.role == group)
         return Trainer(
             compute_trainer_args(self.args, trainer_config), group, plan=self.plan, loss_type=self.loss_type,
-            compute=self.compute, prompts=self.prompts, horizon=10,
+            compute=self.compute, prompts=self.prompts, horizons={"student": 10, "fake_score": 10},
         )  # fmt: skip
 
     def batch(self, size=4):
         worker = RolloutWorker(self.args, compute=self.compute, prompts=self.prompts)
         requests = [RolloutRequest(sample, sample % 10, 100 + sample, sample % 4) for sample in range(size)]
-        return worker.generate([requests], 1)[0][0]
+        return worker.generate([requests], 1)[0].chunks[0]
 
 
 @pytest.fixture(scope="module")
@@ -129,20 +129,24 @@ def test_nonfinite_sample_skips_the_step_and_advances_nothing(house):
     assert not report.applied
     assert report.nonfinite > 0
     assert changed(fake, critic.models["fake_score"]) == set()
-    assert not critic.optimizer.state
-    assert critic.scheduler.last_epoch == 0
+    assert not critic.trained["fake_score"].optimizer.adamw.state
+    assert critic.trained["fake_score"].scheduler.last_epoch == 0
+
+
+def average_of(actor):
+    return local(dict(actor.trained["student"].average.named_parameters())["proj_out.weight"]).clone()
 
 
 def test_average_follows_successful_student_steps_only(house):
     actor, batch = house.trainer("actor"), house.batch()
     scores = house.trainer("critic").score(batch)
-    start = local(dict(actor.ema.named_parameters())["proj_out.weight"]).clone()
+    start = average_of(actor)
     bad = ExternalData(
         "critic", scores.ids, 0, {**scores.tensors, "teacher_clean": scores.tensors["teacher_clean"] * float("nan")}
     )
 
     assert not actor.train(batch, {"critic": bad}).applied
-    after_skip = local(dict(actor.ema.named_parameters())["proj_out.weight"]).clone()
+    after_skip = average_of(actor)
     actor.train(batch, {"critic": scores})
     first = snapshot(actor.models["student"])["proj_out.weight"]
     report = actor.train(batch, {"critic": scores})
@@ -151,7 +155,7 @@ def test_average_follows_successful_student_steps_only(house):
     assert torch.equal(start, after_skip)
     assert report.metrics["ema_decay"] == actor.args.ema_decay
     expected = actor.args.ema_decay * first + (1 - actor.args.ema_decay) * second
-    torch.testing.assert_close(local(dict(actor.ema.named_parameters())["proj_out.weight"]), expected)
+    torch.testing.assert_close(average_of(actor), expected)
 
 
 def test_scores_of_another_policy_version_are_refused(house):
@@ -165,7 +169,7 @@ def test_scores_of_another_policy_version_are_refused(house):
 def test_weights_are_copies_of_everything_that_trains(house):
     actor = house.trainer("actor")
 
-    buckets = list(actor.weights())
+    buckets = list(actor.weights("student"))
     for bucket in buckets:
         for value in bucket.values():
             value.zero_()
@@ -177,18 +181,19 @@ def test_weights_are_copies_of_everything_that_trains(house):
 
 def test_weights_travel_in_buckets_that_are_gathered_when_asked_for(house, monkeypatch):
     gathered = []
-    full = trainer_module._full
-    monkeypatch.setattr(trainer_module, "BUCKET_BYTES", 200_000)
-    monkeypatch.setattr(trainer_module, "_full", lambda value: gathered.append(value.nbytes) or full(value))
+    full = trained_module._full
+    monkeypatch.setattr(trained_module, "BUCKET_BYTES", 200_000)
+    monkeypatch.setattr(trained_module, "_full", lambda value: gathered.append(value.nbytes) or full(value))
     actor = house.trainer("actor")
-    buckets = actor.weights()
+    buckets = actor.weights("student")
 
     first = next(buckets)
 
     assert len(gathered) == len(first)
     sizes = [sum(value.nbytes for value in bucket.values()) for bucket in (first, *buckets)]
-    assert len(sizes) == len(actor.buckets) > 5
-    assert all(size <= 200_000 or len(names) == 1 for size, names in zip(sizes, actor.buckets, strict=True))
+    planned = actor.trained["student"].buckets
+    assert len(sizes) == len(planned) > 5
+    assert all(size <= 200_000 or len(names) == 1 for size, names in zip(sizes, planned, strict=True))
 
 
 def test_bf16_computes_on_fp32_masters(house, make_args, digit_prompts):

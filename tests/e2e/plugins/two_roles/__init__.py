@@ -1,0 +1,1 @@
+"""A loss type whose critic trains two roles in one phase."""
