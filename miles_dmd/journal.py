@@ -9,11 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from miles_dmd import registry
+from miles_dmd.config.alarms import alarm_thresholds
 from miles_dmd.config.args import Args
+from miles_dmd.config.metric_names import span_names
+from miles_dmd.contracts.loss import LossType
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.observe.alarms import ALARMS, Alarms
+from miles_dmd.observe.alarms import Alarms
 from miles_dmd.observe.metrics import flatten, read_metrics
-from miles_dmd.observe.pictures import curves
+from miles_dmd.observe.pictures import GRID_PANELS, curves
 from miles_dmd.observe.progress import Progress
 from miles_dmd.observe.spans import SpanLog, time_metrics
 from miles_dmd.observe.summary import memory_rows, table, time_rows, write_summary
@@ -33,18 +37,20 @@ class Journal:
         """``done`` cycles were committed before, by the run whose checkpoint this one goes on from."""
         self.args, self.plan, self.directory = args, plan, directory
         cycles = plan.update_schedule.warmup_cycles + args.num_rollout if num_cycles is None else done + num_cycles
-        self.spans = SpanLog()
+        self.loss_type: LossType = registry.load("losses", args.loss_type)
+        self.spans = SpanLog(span_names(plan))
         self.trackers = open_trackers(
             directory,
             tensorboard=args.tensorboard,
             wandb_project=args.wandb_project,
             config=dataclasses.asdict(args),
         )
-        self.progress = Progress(total=cycles, done=done)
+        headline = self.loss_type.headline or tuple(f"{group}/loss" for group in plan.groups)
+        self.progress = Progress(total=cycles, done=done, shown=headline)
         self.group_of_phase = {
             phase.kind: plan.group_of(phase.trainable_roles[0]) for phase in plan.update_schedule.phases
         }
-        self.alarms = Alarms({alarm.name: getattr(args, f"alarm_{alarm.name}") for alarm in ALARMS}, args.alarm_window)
+        self.alarms = Alarms(alarm_thresholds(args), args.alarm_window)
         self._noted: dict[str, float] = {}
         self._mark = self.spans.mark()
 
@@ -94,6 +100,7 @@ class Journal:
             curves(
                 rows,
                 self.directory / "curves.png",
+                [*self.loss_type.panels, *GRID_PANELS],
                 title=f"{self.args.loss_type}, {counters.global_step} student steps",
             )
         totals = self.spans.totals()

@@ -31,7 +31,7 @@ FORMAT = 1
 """Of all of them."""
 OBSERVERS = {
     "alarms": {
-        "series": {"actor/teacher_critic_gap": Each(NUMBER), "critic/loss": Each(NUMBER)},
+        "series": Named(Each(NUMBER)),
         "ringing": Each(TEXT),
     },
     "grids": {"of": TEXT, "reference": Maybe({"spread": NUMBER, "limit": NUMBER})},

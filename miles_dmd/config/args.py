@@ -153,16 +153,10 @@ class RunArgs:
     """What an alarm does: a line in the log and 1 in the metrics, or also the end of the run, student exported."""
     alarm_window: Count = 100
     """Cycles over which alarms average; what is early is the first so many."""
-    alarm_critic_lag: NonNegative = 3.0
-    """Alarm when the gap between teacher and fake score is by this factor larger than it was early on; 0: never."""
-    alarm_critic_loss_slope: NonNegative = 0.5
-    """Alarm when the fake score's loss rises by this share of its mean within --alarm-window; 0: never."""
     alarm_saturation: NonNegative = 0.01
     """Alarm when this share of the samples' latents lies beyond the range of the teacher's; 0: never."""
     alarm_diversity: NonNegative = 0.3
     """Alarm when the distance between a prompt's seeds falls below this share of the teacher's; 0: never."""
-    alarm_rollout_drift: NonNegative = 0.1
-    """Alarm when engine and actor differ by this share of the samples' standard deviation; 0: never."""
     keep_best: str | None = None
     """Also keep the student with the best metric, in student_best: min:NAME or max:NAME of metrics.jsonl, for instance
     max:samples/diversity. Judged every --sample-interval student steps, on the mean since the last time."""

@@ -92,7 +92,9 @@ def refuse_changes(found: Iterable[Change], allowed: Iterable[str]) -> list[Chan
 
 def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     old, new = was.get("arguments", {}), now["arguments"]
-    harmless = HARMLESS | ({"num_rollout"} if str(new["lr_scheduler"]).startswith("constant") else set())
+    harmless = HARMLESS | {alarm.option for alarm in registry.load("losses", new["loss_type"]).alarms}
+    if str(new["lr_scheduler"]).startswith("constant"):
+        harmless |= {"num_rollout"}
     for name in sorted(old.keys() | new.keys()):
         before, after = old.get(name, ABSENT), new.get(name, ABSENT)
         if before != after and name not in harmless:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from miles_dmd import registry
+from miles_dmd.config.alarms import alarm_thresholds
 from miles_dmd.config.args import Args
-from miles_dmd.observe.alarms import ALARMS, PREFIX
+from miles_dmd.observe.alarms import PREFIX
 from miles_dmd.observe.metrics import OF_A_CYCLE, OF_EVERY_ROLE, OF_EVERY_STEP, keys_over_repeats
 from miles_dmd.observe.spans import OTHER, time_metrics
 from miles_dmd.plan import DistillationPlan, UpdatePhaseSpec
@@ -18,14 +19,19 @@ def metric_names(args: Args) -> set[str]:
     """Of a cycle with a student step. A loss type of somebody's own has those that its ``metrics`` declare."""
     plan = registry.load("losses", args.loss_type).plan(args)
     names = {*OF_A_CYCLE, *(name for phase in plan.update_schedule.phases for name in _of_phase(phase, plan, args))}
-    spans = ("rollout", "score", "weight sync", "save", "pictures", OTHER, *(f"{group} train" for group in plan.groups))
-    names |= time_metrics(dict.fromkeys(spans, 0.0)).keys()
+    names |= time_metrics(dict.fromkeys((*span_names(plan), "pictures", OTHER), 0.0)).keys()
     if args.sample_prompts:
         names |= set(OF_GRIDS)
-    for alarm in ALARMS:
-        if getattr(args, f"alarm_{alarm.name}") > 0 and (args.sample_prompts or alarm.metric not in OF_GRIDS):
+    for alarm, threshold in alarm_thresholds(args).items():
+        if threshold > 0 and (args.sample_prompts or alarm.metric not in OF_GRIDS):
             names |= {alarm.metric, PREFIX + alarm.name}
     return names
+
+
+def span_names(plan: DistillationPlan) -> tuple[str, ...]:
+    """Spans of a cycle, as its time table lists them."""
+    training = (f"{group} train" for group in plan.groups if plan.trainable_roles_of(group))
+    return ("rollout", "score", *training, "weight sync", "save")
 
 
 def _of_phase(phase: UpdatePhaseSpec, plan: DistillationPlan, args: Args) -> Iterator[str]:

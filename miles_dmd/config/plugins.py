@@ -65,6 +65,8 @@ def check_loss_parts(args: Args) -> None:
             except ConfigError as error:
                 raise ConfigError(f"{asked}: {part}[{name!r}] {error}") from error
     _require_weights(trained, args)
+    if bare := [alarm.option for alarm in loss_type.alarms if alarm.option not in kinds(loss_type.options)]:
+        raise ConfigError(f"{asked}: its alarm has no threshold; add {bare[0]} to its options")
     for role, producers in loss_type.needs.items():
         if role not in plan.role_layout.roles:
             known = ", ".join(plan.role_layout.roles)

@@ -17,6 +17,7 @@ from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import Manifest, check_presence, check_sums, read_manifest
 from miles_dmd.checkpoint.records import read_arguments, read_driver
 from miles_dmd.checkpoint.store import cycle_of, find_checkpoint, whole_checkpoints
+from miles_dmd.config.alarms import alarm_thresholds
 from miles_dmd.config.args import Args
 from miles_dmd.config.changes import ABSENT, Change, changes, refuse_changes
 from miles_dmd.config.runs import continues
@@ -73,6 +74,7 @@ def _check(args: Args, resume: Resume) -> list[Change]:
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
     _check_pending(args, resume)
+    _check_alarms(args, resume)
     _check_disk(args, resume)
     return allowed
 
@@ -155,6 +157,12 @@ def _check_pending(args: Args, resume: Resume) -> None:
                 f"holds sampled batches of {row['samples']}, which do not divide by {ranks}, the common multiple of "
                 "--num-trainer-ranks; give ranks that do"
             )
+
+
+def _check_alarms(args: Args, resume: Resume) -> None:
+    recorded = set(resume.driver["observers"]["alarms"]["series"])
+    if apart := sorted(recorded ^ {alarm.series for alarm in alarm_thresholds(args) if alarm.series}):
+        raise CheckpointError(f"driver.json records other metrics for alarms than this run follows: {apart[0]}")
 
 
 def _check_disk(args: Args, resume: Resume) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miles_dmd.errors import ConfigError
+from miles_dmd.observe.alarms import Alarm
+from miles_dmd.observe.pictures import Panel
 from miles_dmd.shown import shown
 
 if TYPE_CHECKING:
@@ -75,6 +77,12 @@ class LossType:
     """option -> the groups that read it, for those that not every group reads."""
     teacher_sampling: Callable[[Any], Mapping[str, Any]] = lambda args: {}
     """num_inference_steps and guidance_scale at which the teacher is what the student learns to be."""
+    alarms: tuple[Alarm, ...] = ()
+    """What is watched while it trains; the option ``alarm_<name>`` holds the threshold of each."""
+    panels: tuple[Panel, ...] = ()
+    """Curves of its metrics."""
+    headline: tuple[str, ...] = ()
+    """Names of the metrics that the progress line shows; every group's loss where it names none."""
     check: Callable[[Any], None] = lambda args: None
     """Cross-field rules of its own options; raises ConfigError."""
 
@@ -110,6 +118,10 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
+def _tuple_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, tuple) and all(isinstance(part, kind) for part in value)
+
+
 def _table(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, Mapping) and _are_names(value) and all(map(of, value.values()))
 
@@ -127,6 +139,9 @@ _SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "metrics": (_table(_are_names), "a mapping of roles to tuples of names"),
     "run_wide": (_are_names, "a set of names of options"),
     "readers": (_table(_are_names), "a mapping of options to tuples of groups"),
+    "alarms": (_tuple_of(Alarm), "a tuple of Alarms"),
+    "panels": (_tuple_of(Panel), "a tuple of Panels"),
+    "headline": (lambda value: isinstance(value, tuple) and _are_names(value), "a tuple of names"),
     "plan": (callable, "a function of the arguments"),
     "teacher_sampling": (callable, "a function of the arguments"),
     "check": (callable, "a function of the arguments"),

@@ -1,19 +1,15 @@
-"""Alarms on training metrics, each with a threshold and what it is a sign of.
+"""Alarms on training metrics: a number, a threshold, and what it is a sign of.
 
-    critic_lag           |teacher - fake score|, by now over early on: the fake score does not follow the student
-    critic_loss_slope    rise of the fake score's loss over a window, as a share of its mean: the same, earlier
-    saturation           share of |x0| beyond the range of the teacher's: guidance burns in
-    diversity            distance between a prompt's seeds, relative to the teacher's: the student forgets modes
-    rollout_drift        engine's sample against the actor's own, over the samples' std: weights or precision differ
-
-A cycle's row gets ``alarm/<name>``, 0 or 1, where the number could be told; a threshold of 0 switches an alarm off.
+A loss type declares its own, with a threshold ``alarm_<name>`` among its options; GRID_ALARMS watch the grids of
+samples of any run. A cycle's row gets ``alarm/<name>``, 0 or 1, where the number could be told; a threshold of 0
+switches an alarm off.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,19 +33,24 @@ class Alarm:
     """The key whose earlier values ``measure`` looks at, where it looks at earlier ones."""
 
     @property
+    def option(self) -> str:
+        """The argument that holds its threshold."""
+        return f"alarm_{self.name}"
+
+    @property
     def flag(self) -> str:
-        return f"--alarm-{self.name.replace('_', '-')}"
+        return f"--{self.option.replace('_', '-')}"
 
     def rings(self, value: float, threshold: float) -> bool:
         return value < threshold if self.below else value > threshold
 
 
 class History:
-    """The finite values of the metrics that alarms follow, in the order of cycles; and the last cycle's of all."""
+    """Finite values of the metrics in ``series``, in the order of cycles; and the last cycle's of all."""
 
-    def __init__(self) -> None:
+    def __init__(self, series: Iterable[str]) -> None:
         # whole, not the windows alone: a resumed run may have another window
-        self.series: dict[str, list[float]] = {alarm.series: [] for alarm in ALARMS if alarm.series}
+        self.series: dict[str, list[float]] = {key: [] for key in series}
         self.last: Row = {}
 
     def add(self, row: Row) -> None:
@@ -85,57 +86,35 @@ def slope(series: Sequence[float], window: int) -> float | None:
     return products / math.fsum((index - middle) ** 2 for index in range(window)) * (window - 1) / mean
 
 
-def _latest(metric: str) -> Callable[[History, int], float | None]:
+def latest(metric: str) -> Callable[[History, int], float | None]:
+    """A measure: the last cycle's value of ``metric``."""
     return lambda history, window: history.last.get(metric)
 
 
-def _drift(history: History, window: int) -> float | None:
-    drift, std = history.last.get("actor/rollout_drift"), history.last.get("actor/generated_std", 0.0)
-    return drift / std if drift is not None and std > 0 else None
-
-
-ALARMS = (
-    Alarm(
-        "critic_lag",
-        "critic/lag",
-        lambda history, window: growth(history["actor/teacher_critic_gap"], window),
-        "the fake score does not follow the student: more --fake-update-ratio, a higher --critic-lr, or stop earlier",
-        series="actor/teacher_critic_gap",
-    ),
-    Alarm(
-        "critic_loss_slope",
-        "critic/loss_slope",
-        lambda history, window: slope(history["critic/loss"], window),
-        "the fake score does not follow the student: more --fake-update-ratio, or a higher --critic-lr",
-        series="critic/loss",
-    ),
+GRID_ALARMS = (
     Alarm(
         "saturation",
         "samples/saturation",
-        _latest("samples/saturation"),
+        latest("samples/saturation"),
         "samples leave the data's range: less guidance of the teacher, or an earlier checkpoint",
     ),
     Alarm(
         "diversity",
         "samples/diversity",
-        _latest("samples/diversity"),
-        "seeds of a prompt come to look alike: an earlier checkpoint, less guidance, or a lower --actor-lr",
+        latest("samples/diversity"),
+        "seeds of a prompt come to look alike: an earlier checkpoint, less guidance, or a lower learning rate",
         below=True,
     ),
-    Alarm(
-        "rollout_drift",
-        "actor/relative_rollout_drift",
-        _drift,
-        "the engine does not sample what the actor computes: weights, conditions or precision of the two differ",
-    ),
 )
+"""Those of a run that draws grids of samples, relative to its teacher's."""
 
 
 class Alarms:
-    """The alarms of a run: ``check`` each cycle's row. ``thresholds`` by name; ``window`` in cycles."""
+    """The alarms of a run, each with its threshold: ``check`` each cycle's row. ``window`` in cycles."""
 
-    def __init__(self, thresholds: Mapping[str, float], window: int) -> None:
-        self.thresholds, self.window, self.history = thresholds, window, History()
+    def __init__(self, thresholds: Mapping[Alarm, float], window: int) -> None:
+        self.thresholds, self.window = thresholds, window
+        self.history = History(alarm.series for alarm in thresholds if alarm.series)
         self.ringing: frozenset[str] = frozenset()
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,15 +124,16 @@ class Alarms:
         """What is early stays early, and what rings goes on ringing. Logs nothing."""
         for key, values in self.history.series.items():
             values[:] = state["series"].get(key, ())
-        self.ringing = frozenset(name for name in state["ringing"] if self.thresholds.get(name))
+        armed = {alarm.name for alarm, threshold in self.thresholds.items() if threshold}
+        self.ringing = frozenset(armed & set(state["ringing"]))
 
     def check(self, row: Row) -> dict[str, float]:
         """What this cycle adds to its row: every number that can be told, and whether it is beyond its threshold."""
         self.history.add(row)
         found: dict[str, float] = {}
         ringing = set(self.ringing)
-        for alarm in ALARMS:
-            value, threshold = alarm.measure(self.history, self.window), self.thresholds[alarm.name]
+        for alarm, threshold in self.thresholds.items():
+            value = alarm.measure(self.history, self.window)
             if value is None or threshold == 0:
                 continue
             rings = alarm.rings(value, threshold)

@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,15 +21,19 @@ GAP, LABEL_HEIGHT, TITLE_HEIGHT = 8, 18, 40
 INK, MUTED, GREY, GRID = "#1f2933", "#7b8794", "#b0b8c1", "#e4e7eb"
 COLOURS = ("#2563a8", "#d9822b", "#3a8f5c", "#b5446e", "#7557a6", "#8c6d46", "#35a3a8", "#c2b035")
 
-PANELS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
-    ("Losses", ("actor/loss", "critic/loss"), True),
-    ("Gap between teacher and critic", ("actor/teacher_critic_gap",), False),
-    ("Gradient norms", ("actor/grad_norm", "critic/grad_norm"), True),
-    ("Normaliser", ("actor/normalizer",), False),
-    ("Drift from the rollout's sample", ("actor/rollout_drift",), True),
-    ("Diversity over the teacher's", ("samples/diversity",), False),
-)
-"""(title, metric names, whether the axis is logarithmic)"""
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Curves of some metrics in one picture."""
+
+    title: str
+    metrics: tuple[str, ...]
+    log: bool = False
+    """Whether the axis is logarithmic."""
+
+
+GRID_PANELS = (Panel("Diversity over the teacher's", ("samples/diversity",)),)
+"""Those of a run that draws grids of samples."""
 
 
 def sample_grid(
@@ -78,14 +83,14 @@ def fitted(image: "ndarray", limit: int) -> "ndarray":
     return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
-def curves(rows: Sequence[Mapping[str, float]], path: str | Path, title: str = "") -> None:
-    """Small multiples over cycles from read_metrics' ``rows``: PANELS of which there are numbers, and time by phase.
+def curves(rows: Sequence[Mapping[str, float]], path: str | Path, panels: Sequence[Panel], title: str = "") -> None:
+    """Small multiples over cycles from read_metrics' ``rows``: ``panels`` with numbers, and time by phase.
 
     Raises ValueError for no rows.
     """
     if not rows:
         raise ValueError("there are no metrics to draw: the run has no committed cycle")
-    panels = [panel for panel in PANELS if any(name in row for name in panel[1] for row in rows)]
+    panels = [panel for panel in panels if any(name in row for name in panel.metrics for row in rows)]
     phases = _phases(rows)
     number = max(1, len(panels) + bool(phases))
     columns = min(3 if number <= 6 else 4, number)
@@ -94,8 +99,8 @@ def curves(rows: Sequence[Mapping[str, float]], path: str | Path, title: str = "
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12, wspace=0.02, hspace=0.04)
     grid = figure.add_gridspec(lines, columns)
     places = [figure.add_subplot(grid[index // columns, index % columns]) for index in range(number)]
-    for axes, (name, keys, log) in zip(places, panels, strict=False):
-        _curve_panel(axes, rows, name, keys, log)
+    for axes, panel in zip(places, panels, strict=False):
+        _curve_panel(axes, rows, panel.title, panel.metrics, panel.log)
     if phases:
         _time_panel(places[-1], rows, phases)
     if title:

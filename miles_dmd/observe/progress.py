@@ -7,16 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TextIO
 
-MAIN_METRICS = ("actor/loss", "critic/loss", "actor/teacher_critic_gap", "actor/grad_norm", "critic/grad_norm")
-"""Shown where a cycle has them."""
-
 
 class Progress:
     """A context manager over the cycles of a run: ``advance(row)`` after each, with that cycle's metrics.
 
-    In a terminal, a bar with elapsed time, time left and the ``shown`` metrics. Elsewhere a line a cycle, at most one
-    every ``min_seconds`` (the first and the last always), so that a log file stays readable. Time left is estimated
-    over the last cycles: those of the warm-up have no student phase and are shorter.
+    In a terminal, a bar with elapsed time, time left and the ``shown`` metrics, where a cycle has them. Elsewhere a
+    line per cycle, at most one every ``min_seconds`` (the first and the last always), so that a log file stays
+    readable. Time left is estimated over the last cycles: those of the warm-up have no student phase and are shorter.
     """
 
     def __init__(
@@ -24,7 +21,7 @@ class Progress:
         total: int,
         *,
         done: int = 0,
-        shown: Sequence[str] = MAIN_METRICS,
+        shown: Sequence[str] = (),
         stream: TextIO | None = None,
         min_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,

@@ -16,7 +16,6 @@ from typing import Any
 
 from miles_dmd.files import atomic_write_text
 
-PHASES = ("rollout", "critic train", "score", "actor train", "weight sync", "save")
 OTHER = "other"
 TIME_PREFIX = "time/"
 TRACED = 100_000
@@ -48,13 +47,13 @@ class Mark:
 
 
 class SpanLog:
-    """Spans of a run. ``clock`` gives seconds since the epoch.
+    """Spans of a run. ``phases`` name those that come first in its totals; ``clock`` gives seconds since the epoch.
 
     Memory stays bounded however long the run is: the trace has the last TRACED spans, and older ones are summed up.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, phases: Sequence[str] = (), clock: Callable[[], float] = time.time) -> None:
+        self.phases, self._clock = phases, clock
         self.traced: deque[Span] = deque(maxlen=TRACED)
         self.start = Mark(clock(), 0)
         self._summed: dict[str, float] = {}
@@ -101,7 +100,7 @@ class SpanLog:
         else:
             raise ValueError(f"the spans since {since} have been summed up until {self._summed_until}")
         other = found.pop(OTHER, 0.0)
-        return {name: found.pop(name, 0.0) for name in PHASES} | found | {OTHER: other}
+        return {name: found.pop(name, 0.0) for name in self.phases} | found | {OTHER: other}
 
     def write(self, path: str | Path) -> None:
         """A Chrome trace (chrome://tracing, ui.perfetto.dev): a process a group, a thread a rank."""

@@ -13,7 +13,7 @@ from miles_dmd import registry
 from miles_dmd.contracts.distillation import read_distillation
 from miles_dmd.errors import ExternalDataError
 from miles_dmd.observe.metrics import read_metrics
-from miles_dmd.run import DistillationTrainer, main, started_groups
+from miles_dmd.run import DistillationTrainer, main, started_run
 from miles_dmd.students import describe
 from miles_dmd.training.shard import local
 
@@ -134,9 +134,9 @@ def test_a_trainer_computes_in_its_own_dtype_in_one_process_too(make_args):
     args = make_args("--local", "--critic-compute-dtype", "bf16")
     loss_type = registry.load("losses", "dmd2")
 
-    with started_groups(args, loss_type, loss_type.plan(args)) as (groups, rollouts, _):
-        dtypes = {name: group.trainer.compute.dtype for name, group in groups.items()}
-        engine = rollouts.worker.compute.dtype
+    with started_run(args, loss_type, loss_type.plan(args)) as (started, _):
+        dtypes = {name: group.trainer.compute.dtype for name, group in started.groups.items()}
+        engine = started.rollouts.compute.dtype
 
     assert (dtypes, engine) == ({"critic": torch.bfloat16, "actor": torch.float32}, torch.float32)
 

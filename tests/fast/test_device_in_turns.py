@@ -1,6 +1,7 @@
 """Rollout engine and trainers share a device: the engine sleeps while they compute, and wakes once a cycle."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -12,9 +13,9 @@ from miles_dmd.contracts.engine import EngineType
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError
-from miles_dmd.executor import GroupExecutor
+from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.handles import ScoreHandle, WeightHandle
-from miles_dmd.local import LocalRollouts
+from miles_dmd.losses.dmd2 import loss_type as dmd2
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan import DistillationTrainerController, build_plan, requests_until_student_update
 from miles_dmd.prompts import PromptSource
@@ -62,7 +63,7 @@ class Group:
     def __init__(self, name, engine):
         self.name, self.engine = name, engine
 
-    def train(self, batch, scores):
+    def train(self, batch, scores, roles):
         assert not self.engine.awake
         self.engine.log.append(f"{self.name} train")
         return [TrainReport(num_samples=4, metrics={"loss": 1.0})]
@@ -72,7 +73,7 @@ class Group:
         self.engine.log.append("score")
         return ScoreHandle(self.name, ())
 
-    def weights(self, averaged):
+    def weights(self, role, *, averaged):
         return WeightHandle(())
 
     def load(self, directory):
@@ -93,8 +94,8 @@ def executor_of(monkeypatch):
         config = {"model_path": "/m", "fake_update_ratio": 2, "role_storage": "actor_critic"}
         plan = build_plan("dmd2", config, {"distribution_matching"})
         groups = {name: Group(name, engine) for name in plan.groups}
-        loss_type = SimpleNamespace(needs={"student": {"critic": ()}})
-        return GroupExecutor(plan, loss_type, groups, LocalRollouts(worker), SpanLog())
+        loss_type = replace(dmd2, needs={"student": {"critic": ()}})
+        return GroupExecutor(plan, loss_type, StartedRun(groups, worker), SpanLog())
 
     return make
 
@@ -107,18 +108,20 @@ def test_engine_sleeps_while_trainers_load(executor_of):
     parts = dict.fromkeys(("batches", "prompts", "controller"), anything)
     restore(resume, executor=executor_of(engine), observers={}, **parts)
 
-    assert engine.log == ["sleep", "critic load", "actor load", "wake", "weights"]
+    assert engine.log == ["sleep", "critic load", "actor load", "wake", "weights", "sleep"]
 
 
 def test_failure_while_pictures_are_drawn_is_followed_by_nothing(executor_of):
     """The run ends: whoever hangs would be asked for the student's weights once more, and be told of that instead."""
     engine = Engine()
 
-    def draw():
+    def sample(requests):
         raise EngineError("it does not draw")
 
+    engine.sample = sample
+
     with pytest.raises(EngineError, match="it does not draw"):
-        executor_of(engine).with_averaged_weights(draw)
+        executor_of(engine).draw_student([], None)
 
     assert engine.log == ["weights"]
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from miles_dmd import registry
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.config.values import Natural, Repeats, Shift, Steps
+from miles_dmd.config.values import Natural, NonNegative, Repeats, Shift, Steps
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
+from miles_dmd.losses.dmd2.observed import ALARMS, HEADLINE, PANELS
 from miles_dmd.plan import DistillationPlan, build_plan
 
 
@@ -40,6 +41,12 @@ class Options:
     """Steps of the teacher's own sampling, as the exported distillation.json records it; does not affect training."""
     normalizer_floor: float = 1e-5
     """Least value of the per-sample normaliser mean|x_gen - x0_teacher|, which would otherwise divide by zero."""
+    alarm_critic_lag: NonNegative = 3.0
+    """Alarm when the gap between teacher and fake score is by this factor larger than it was early on; 0: never."""
+    alarm_critic_loss_slope: NonNegative = 0.5
+    """Alarm when the fake score's loss rises by this share of its mean within --alarm-window; 0: never."""
+    alarm_rollout_drift: NonNegative = 0.1
+    """Alarm when engine and actor differ by this share of the samples' standard deviation; 0: never."""
 
 
 def plan(args: Any) -> DistillationPlan:
@@ -115,5 +122,8 @@ loss_type = LossType(
         "normalizer_floor": ("actor",),
     },
     teacher_sampling=teacher_sampling,
+    alarms=ALARMS,
+    panels=PANELS,
+    headline=HEADLINE,
     check=check,
 )

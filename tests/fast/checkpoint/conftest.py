@@ -9,11 +9,12 @@ import pytest
 from miles_dmd import registry
 from miles_dmd.checkpoint import manifest
 from miles_dmd.checkpoint.manifest import entry_of
+from miles_dmd.config.alarms import alarm_thresholds
 from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.handles import BatchHandle
 from miles_dmd.hooks import SampleGrids
-from miles_dmd.observe.alarms import ALARMS, Alarms
+from miles_dmd.observe.alarms import Alarms
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan.skips import Skips
 from miles_dmd.prompts import PromptSource
@@ -63,7 +64,7 @@ class FakeRollouts:
 
 def observers(args, directory):
     """Those of a run that has something to remember."""
-    alarms = Alarms({alarm.name: 0.5 for alarm in ALARMS}, 1)
+    alarms = Alarms(dict.fromkeys(alarm_thresholds(args), 0.5), 1)
     alarms.check({"actor/teacher_critic_gap": 0.1, "critic/loss": 2.0, "samples/diversity": 0.1})
     grids, best = SampleGrids(args, [], directory / "samples", {}), KeepBest(args, None, directory / "student_best")
     grids._remember({"spread": 2.0, "limit": 3.0})

@@ -7,7 +7,9 @@ import random
 import pytest
 
 from miles_dmd.config.args import Args
-from miles_dmd.observe.alarms import ALARMS, Alarms, growth, slope
+from miles_dmd.losses.dmd2 import Options
+from miles_dmd.losses.dmd2.observed import ALARMS
+from miles_dmd.observe.alarms import GRID_ALARMS, Alarms, growth, slope
 
 THRESHOLDS = {
     "critic_lag": 3.0, "critic_loss_slope": 0.5, "saturation": 0.01, "diversity": 0.3, "rollout_drift": 0.1,
@@ -24,8 +26,12 @@ def rows_of(**series):
     ]
 
 
+def armed(**thresholds):
+    return {alarm: (THRESHOLDS | thresholds)[alarm.name] for alarm in (*ALARMS, *GRID_ALARMS)}
+
+
 def checked(rows, window=4, **thresholds):
-    alarms = Alarms(THRESHOLDS | thresholds, window)
+    alarms = Alarms(armed(**thresholds), window)
     return [alarms.check(row) for row in rows]
 
 
@@ -126,7 +132,7 @@ def test_numbers_that_are_not_finite_count_for_nothing():
 
 
 def test_alarm_is_logged_when_it_begins_with_number_flag_and_cure(caplog):
-    alarms = Alarms(THRESHOLDS, 4)
+    alarms = Alarms(armed(), 4)
 
     for value in (0.5, 0.2, 0.1):
         alarms.check({"global_step": 7, "samples/diversity": value})
@@ -137,7 +143,7 @@ def test_alarm_is_logged_when_it_begins_with_number_flag_and_cure(caplog):
 
 
 def test_alarm_rings_until_its_number_recovers():
-    alarms = Alarms(THRESHOLDS, 4)
+    alarms = Alarms(armed(), 4)
 
     alarms.check({"samples/diversity": 0.1})
     alarms.check({"cycle": 2})
@@ -151,7 +157,7 @@ def test_alarm_rings_until_its_number_recovers():
 @pytest.mark.parametrize("k", range(13))
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_resumed_run_goes_on_with_its_windows(k, window):
-    whole, first, resumed = (Alarms(THRESHOLDS, size) for size in (window, 4, window))
+    whole, first, resumed = (Alarms(armed(), size) for size in (window, 4, window))
     series = {
         "actor__teacher_critic_gap": [0.1] * 4 + [0.2] * 4 + [0.4] * 4,
         "critic__loss": [1 / n for n in range(1, 13)],
@@ -169,7 +175,7 @@ def test_resumed_run_goes_on_with_its_windows(k, window):
 
 
 def test_resumed_alarm_that_rings_is_not_logged_again(caplog):
-    first, resumed = Alarms(THRESHOLDS, 4), Alarms(THRESHOLDS, 4)
+    first, resumed = Alarms(armed(), 4), Alarms(armed(), 4)
     first.check({"samples/diversity": 0.1})
     resumed.load_state_dict(first.state_dict())
 
@@ -180,7 +186,7 @@ def test_resumed_alarm_that_rings_is_not_logged_again(caplog):
 
 
 def test_alarm_that_is_switched_off_rings_no_more():
-    first, resumed = Alarms(THRESHOLDS, 4), Alarms(THRESHOLDS | {"diversity": 0}, 4)
+    first, resumed = Alarms(armed(), 4), Alarms(armed(diversity=0), 4)
     first.check({"samples/diversity": 0.1})
 
     resumed.load_state_dict(first.state_dict())
@@ -189,5 +195,6 @@ def test_alarm_that_is_switched_off_rings_no_more():
 
 
 def test_every_alarm_has_its_flag():
-    for alarm in ALARMS:
-        assert getattr(Args, f"alarm_{alarm.name}") == THRESHOLDS[alarm.name]
+    for alarms, arguments in ((ALARMS, Options), (GRID_ALARMS, Args)):
+        for alarm in alarms:
+            assert getattr(arguments, alarm.option) == THRESHOLDS[alarm.name]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from miles_dmd.losses.dmd2.observed import PANELS
 from miles_dmd.observe import pictures
 from miles_dmd.observe.pictures import curves, fitted, sample_grid, shortened, smoothed
 
@@ -89,7 +90,7 @@ def test_what_is_no_batch_of_images_is_refused(tmp_path, images, labels, fragmen
 
 
 def test_curves_have_a_panel_for_what_there_is_and_the_phases_stacked(tmp_path, drawn):
-    curves(_rows(60), tmp_path / "curves.png", "runs/digits-1")
+    curves(_rows(60), tmp_path / "curves.png", PANELS, "runs/digits-1")
 
     panels = [axes.get_title(loc="left") for axes in drawn[0].axes]
     assert panels == ["Losses", "Gap between teacher and critic", "Seconds per cycle by phase"]
@@ -97,13 +98,13 @@ def test_curves_have_a_panel_for_what_there_is_and_the_phases_stacked(tmp_path, 
         [text.get_text() for text in axes.get_legend().get_texts()] for axes in drawn[0].axes if axes.get_legend()
     ]
     assert legends == [["actor", "critic"], ["other", "critic train", "rollout"]]
-    assert Image.open(tmp_path / "curves.png").width > 1000
+    assert Image.open(tmp_path / "curves.png", PANELS).width > 1000
 
 
 def test_a_curve_holds_the_numbers_of_its_metric(tmp_path, drawn):
     rows = _rows(10)
 
-    curves(rows, tmp_path / "curves.png")
+    curves(rows, tmp_path / "curves.png", PANELS)
 
     actor, _, critic, _ = drawn[0].axes[0].lines
     assert list(actor.get_xdata()) == list(range(2, 11))
@@ -115,20 +116,20 @@ def test_runs_of_any_length_can_be_drawn_also_with_numbers_that_are_not_finite_o
     rows = _rows(n)
     rows[-1] |= {"critic/loss": math.nan, "actor/grad_norm": -1.0}
 
-    curves(rows, tmp_path / "curves.png")
+    curves(rows, tmp_path / "curves.png", PANELS)
 
-    assert Image.open(io.BytesIO((tmp_path / "curves.png").read_bytes())).size[0] > 0
+    assert Image.open(io.BytesIO((tmp_path / "curves.png", PANELS).read_bytes())).size[0] > 0
 
 
 def test_curves_of_nothing_are_an_error(tmp_path):
     with pytest.raises(ValueError, match="no committed cycle"):
-        curves([], tmp_path / "curves.png")
+        curves([], tmp_path / "curves.png", PANELS)
 
 
 def test_every_phase_has_a_colour_of_its_own_and_what_is_left_over_comes_last_in_grey(tmp_path, drawn):
     rows = [{"cycle": cycle, "time/other": 0.1} | {f"time/p{n}": 1.0 for n in range(8)} for cycle in (1, 2)]
 
-    curves(rows, tmp_path / "curves.png")
+    curves(rows, tmp_path / "curves.png", PANELS)
 
     (axes,) = drawn[0].axes
     colours = [tuple(layer.get_facecolor()[0]) for layer in axes.collections]

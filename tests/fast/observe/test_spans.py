@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from miles_dmd.observe import spans
 from miles_dmd.observe.spans import Span, SpanLog, attributed, chrome_trace, time_metrics
 
+PHASES = ("rollout", "critic train", "score", "actor train", "weight sync", "save")
+
 
 class FakeClock:
     def __init__(self):
@@ -28,7 +30,7 @@ def clock():
 
 
 def test_totals_come_in_the_order_of_a_cycle_and_add_up_to_wall_time(clock):
-    log = SpanLog(clock)
+    log = SpanLog(PHASES, clock)
     for name, seconds in [("rollout", 2.0), ("critic train", 3.0), ("own", 0.5), ("rollout", 1.0)]:
         with log.span(name, group="driver"):
             clock.pass_by(seconds)
@@ -42,7 +44,7 @@ def test_totals_come_in_the_order_of_a_cycle_and_add_up_to_wall_time(clock):
 
 
 def test_what_is_nested_takes_its_time_out_of_what_it_is_nested_in(clock):
-    log = SpanLog(clock)
+    log = SpanLog(PHASES, clock)
     with log.span("save"):
         clock.pass_by(1.0)
         with log.span("rollout"):
@@ -55,7 +57,7 @@ def test_what_is_nested_takes_its_time_out_of_what_it_is_nested_in(clock):
 
 
 def test_a_nested_span_that_begins_at_the_same_instant_wins(clock):
-    log = SpanLog(clock)
+    log = SpanLog(PHASES, clock)
     with log.span("save"), log.span("rollout"):
         clock.pass_by(2.0)
 
@@ -63,7 +65,7 @@ def test_a_nested_span_that_begins_at_the_same_instant_wins(clock):
 
 
 def test_ranks_that_work_at_once_count_once(clock):
-    log = SpanLog(clock)
+    log = SpanLog(PHASES, clock)
     for rank in range(4):
         log.add("score", "critic", start=100.0 + 0.1 * rank, duration=1.0, rank=rank)
     clock.pass_by(2.0)
@@ -75,7 +77,7 @@ def test_ranks_that_work_at_once_count_once(clock):
 
 
 def test_totals_since_a_mark_are_those_of_one_cycle(clock):
-    log = SpanLog(clock)
+    log = SpanLog(PHASES, clock)
     with log.span("rollout"):
         clock.pass_by(5.0)
     mark = log.mark()
@@ -89,7 +91,7 @@ def test_totals_since_a_mark_are_those_of_one_cycle(clock):
 
 
 def test_a_span_is_kept_when_its_block_raises(clock):
-    log = SpanLog(clock)
+    log = SpanLog(PHASES, clock)
 
     def rollout():
         with log.span("rollout"):
@@ -119,7 +121,7 @@ def test_whatever_overlaps_the_seconds_add_up(spans):
 
 
 def test_the_trace_has_a_process_a_group_a_thread_a_rank_and_microseconds(tmp_path, clock):
-    log = SpanLog(clock)
+    log = SpanLog(PHASES, clock)
     log.add("score", "critic", start=100.5, duration=0.25, rank=1)
     log.add("rollout", "engine", start=101.0, duration=1.0)
     path = tmp_path / "run" / "trace.json"
@@ -152,7 +154,7 @@ def test_a_cycles_totals_become_metrics():
 
 def test_a_long_run_adds_up_and_keeps_the_last_spans_alone(clock, monkeypatch):
     monkeypatch.setattr(spans, "SUMMED", 5)
-    log = SpanLog(clock)
+    log = SpanLog(PHASES, clock)
     log.traced = deque(maxlen=7)
 
     for _ in range(100):
