@@ -24,8 +24,6 @@ from miles_dmd.plan.controller import (
 )
 from miles_dmd.plan.fakes import FakeBatchProvider, FakeDistillationHooks, FakePhaseExecutor
 from miles_dmd.plan.frozen import FrozenDict, freeze
-from miles_dmd.plan.grid import shifted, sigma_grid
-from miles_dmd.plan.partition import micro_batches, rows_of_rank
 from miles_dmd.plan.plan import (
     DataRequirements,
     DistillationPlan,
@@ -61,4 +59,6 @@ from miles_dmd.plan.schedule import (
     UpdateSchedule,
     requests_until_student_update,
 )
-from miles_dmd.plan.stopping import stop_steps
+from miles_dmd.sampling.grid import shifted, sigma_grid
+from miles_dmd.sampling.partition import micro_batches, rows_of_rank
+from miles_dmd.sampling.stopping import stop_steps

@@ -16,9 +16,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from miles_dmd.errors import PlanError
-from miles_dmd.plan.frozen import choice, flag
 from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.recipes import SETTINGS, build_plan, read
+from miles_dmd.validators import choice, flag
 
 TRAINER_TYPES = {"distillation": "distribution_matching"}
 """trainer type -> the capability that its plans require."""

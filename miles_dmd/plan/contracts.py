@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from miles_dmd.errors import PlanError
-from miles_dmd.plan.frozen import assign, choice, flag, immutable, instance, repeated, sequence, text
+from miles_dmd.plan.frozen import assign, immutable
+from miles_dmd.validators import choice, flag, instance, repeated, sequence, text
 
 STORAGES = ("shared_base_adapters", "independent_module")
 PLACEMENTS = ("colocated", "standalone")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from miles_dmd.errors import PhaseError, PhaseReportError, PlanError, PlanTypeError
-from miles_dmd.plan.frozen import count, instance
 from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.schedule import PhaseRequest, PhaseResult, TrainerCounters, UpdateCycle
 from miles_dmd.plan.skips import Skips
+from miles_dmd.validators import count, instance
 
 Metrics = dict[str, tuple[dict[str, float], ...]]
 """phase kind -> the metrics of each of its steps, in order: K fake-score phases keep K losses."""

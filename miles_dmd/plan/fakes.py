@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from miles_dmd.errors import PhaseError
-from miles_dmd.plan.frozen import count
 from miles_dmd.plan.schedule import PhaseRequest, PhaseResult, TrainerCounters
+from miles_dmd.validators import count
 
 
 class FakeBatchProvider:

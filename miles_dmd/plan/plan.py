@@ -7,8 +7,9 @@ from typing import Any
 
 from miles_dmd.errors import NotBuilt, PlanError
 from miles_dmd.plan.contracts import ExportSpec, RoleLayoutSpec, validate_export_role
-from miles_dmd.plan.frozen import FrozenDict, assign, count, fingerprint, immutable, instance, sequence, text
+from miles_dmd.plan.frozen import FrozenDict, assign, fingerprint, immutable
 from miles_dmd.plan.schedule import UpdateSchedule
+from miles_dmd.validators import count, instance, sequence, text
 
 DataRequirements = Mapping[str, Any]
 ObjectiveSpec = Mapping[str, Any]

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from miles_dmd.errors import PlanError, UnknownName
 from miles_dmd.plan.contracts import ExportSpec, RoleBinding, RoleGroupSpec, RoleLayoutSpec
-from miles_dmd.plan.frozen import choice, count, immutable, instance, sequence
+from miles_dmd.plan.frozen import immutable
 from miles_dmd.plan.plan import DISTRIBUTION_MATCHING_ROLES, DistillationPlan
 from miles_dmd.plan.schedule import UpdatePhaseSpec, UpdateSchedule
+from miles_dmd.validators import choice, count, instance, sequence
 
 T = TypeVar("T")
 

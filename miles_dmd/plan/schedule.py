@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from miles_dmd.errors import PlanError, PlanTypeError
-from miles_dmd.plan.frozen import assign, choice, count, flag, immutable, repeated, sequence, text
+from miles_dmd.plan.frozen import assign, immutable
+from miles_dmd.validators import choice, count, flag, repeated, sequence, text
 
 PHASE_KINDS = ("student", "fake_score")
 BATCH_POLICIES = ("fresh", "reuse_student")

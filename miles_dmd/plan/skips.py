@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from miles_dmd.errors import PhaseReportError
-from miles_dmd.plan.frozen import count
 from miles_dmd.plan.schedule import PhaseRequest
+from miles_dmd.validators import count
 
 logger = logging.getLogger(__name__)
 
