@@ -4,7 +4,7 @@ MilesDmdError
 ├── ConfigError          the user asked for something that cannot be: names the flag, the value and the cure
 │   ├── CheckpointError  a checkpoint that is not loaded: damaged, half of one, or of another run
 │   └── NotFound         no loss type, model family, engine, role or preset of that name: lists those there are
-│       └── UnknownName  no recipe, objective, rollout or initialization of that name (a KeyError, too)
+│       └── UnknownName  a registry has nothing of that name (a KeyError, too)
 ├── PlanError            a plan that cannot be: its parts contradict each other
 │   ├── PlanTypeError    a part of a plan has the wrong type (a TypeError, too)
 │   └── NotBuilt         a plan that can be declared and inspected, and that nothing here can run

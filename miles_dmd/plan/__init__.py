@@ -40,7 +40,6 @@ from miles_dmd.plan.recipes import (
     OnPolicyDistillationRecipe,
     Profile,
     Recipe,
-    Registry,
     SelfForcingRecipe,
     build_plan,
     independent_layout,
@@ -59,6 +58,7 @@ from miles_dmd.plan.schedule import (
     UpdateSchedule,
     requests_until_student_update,
 )
+from miles_dmd.registry import Registry
 from miles_dmd.sampling.grid import shifted, sigma_grid
 from miles_dmd.sampling.partition import micro_batches, rows_of_rank
 from miles_dmd.sampling.stopping import stop_steps

@@ -11,13 +11,13 @@ What is read of it, each level a mapping or an object with attributes:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from miles_dmd.errors import PlanError
 from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.recipes import SETTINGS, build_plan, read
+from miles_dmd.registry import nearest
 from miles_dmd.validators import choice, flag
 
 TRAINER_TYPES = {"distillation": "distribution_matching"}
@@ -61,5 +61,7 @@ def _refuse_unknown_keys(block: Any) -> None:
     known = ("recipe", *_PLAN_KEYS, *_TRAINER_KEYS)
     for key in block if isinstance(block, Mapping) else ():
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1) or [", ".join(known)]
-            raise PlanError(f"unknown key distillation.distribution_matching.{key}; known is {near[0]}")
+            raise PlanError(
+                f"unknown key distillation.distribution_matching.{key}{nearest(str(key), known)}; there are "
+                f"{', '.join(known)}"
+            )

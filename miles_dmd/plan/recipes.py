@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
-from miles_dmd.errors import PlanError, UnknownName
+from miles_dmd.errors import PlanError
 from miles_dmd.plan.contracts import ExportSpec, RoleBinding, RoleGroupSpec, RoleLayoutSpec
 from miles_dmd.plan.frozen import immutable
 from miles_dmd.plan.plan import DISTRIBUTION_MATCHING_ROLES, DistillationPlan
 from miles_dmd.plan.schedule import UpdatePhaseSpec, UpdateSchedule
+from miles_dmd.registry import Registry, nearest
 from miles_dmd.validators import choice, count, instance, sequence
-
-T = TypeVar("T")
 
 Partition = Mapping[str, Mapping[str, tuple[str, ...]]]
 TRAINED = ("student", "fake_score", "discriminator")
@@ -30,53 +28,34 @@ SETTINGS = (
 """What every recipe reads from its config, besides ``<group>_model_path``. None, or absent, is the recipe's default."""
 
 
-class Registry(Generic[T]):
-    """Names of one kind of thing: ``register(name, thing)``, or ``@register(name)`` above a class."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self._things: dict[str, T] = {}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._things))
-
-    def register(self, name: str, thing: T | None = None) -> Any:
-        if type(name) is not str or not name.strip():
-            raise PlanError(f"the name of a {self.kind} must be a non-empty string, got {name!r}")
-        if name in self._things:
-            raise PlanError(f"{self.kind} {name!r} is registered already; registered are {', '.join(self.names)}")
-        if thing is None:
-            return lambda thing: self.register(name, thing)
-        self._things[name] = thing
-        return thing
-
-    def get(self, name: str) -> T:
-        if type(name) is str and name in self._things:
-            return self._things[name]
-        close = difflib.get_close_matches(str(name), self.names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UnknownName(f"no {self.kind} is called {name!r}; registered are {', '.join(self.names) or 'none'}{hint}")
-
-
-recipe_registry: Registry[type[Recipe]] = Registry("recipe")
-objective_registry: Registry[str] = Registry("objective")
-rollout_registry: Registry[str] = Registry("rollout")
-initialization_registry: Registry[str] = Registry("initialization")
-
-objective_registry.register("dmd", "distribution matching with a regression loss on pairs (arXiv 2311.18828)")
-objective_registry.register("dmd2", "distribution matching without pairs (arXiv 2405.14867)")
-objective_registry.register("ode_regression", "the student follows the teacher's ODE trajectories (arXiv 2412.07772)")
-objective_registry.register("token_matching", "per-token divergence to the teacher on the student's own samples")
-rollout_registry.register("one_step", "noise to sample in one call")
-rollout_registry.register("ode_euler", "few steps, the next point by the probability-flow ODE")
-rollout_registry.register("consistency_renoise", "few steps, the next point by noising the clean prediction afresh")
-rollout_registry.register("backward_simulated", "few steps as at inference, stopped at a drawn step")
-rollout_registry.register("teacher_forced_causal", "frame after frame, on clean frames of the data")
-rollout_registry.register("self_forced", "frame after frame, on the student's own frames")
-rollout_registry.register("on_policy_tokens", "the student completes prompts, token by token")
-initialization_registry.register("base", "the student starts as the pretrained model")
-initialization_registry.register("ode_regression", "the student comes out of an ODE regression stage")
+objective_registry = Registry(
+    "objective",
+    {
+        "dmd": "distribution matching with a regression loss on pairs (arXiv 2311.18828)",
+        "dmd2": "distribution matching without pairs (arXiv 2405.14867)",
+        "ode_regression": "the student follows the teacher's ODE trajectories (arXiv 2412.07772)",
+        "token_matching": "per-token divergence to the teacher on the student's own samples",
+    },
+)
+rollout_registry = Registry(
+    "rollout",
+    {
+        "one_step": "noise to sample in one call",
+        "ode_euler": "few steps, the next point by the probability-flow ODE",
+        "consistency_renoise": "few steps, the next point by noising the clean prediction afresh",
+        "backward_simulated": "few steps as at inference, stopped at a drawn step",
+        "teacher_forced_causal": "frame after frame, on clean frames of the data",
+        "self_forced": "frame after frame, on the student's own frames",
+        "on_policy_tokens": "the student completes prompts, token by token",
+    },
+)
+initialization_registry = Registry(
+    "initialization",
+    {
+        "base": "the student starts as the pretrained model",
+        "ode_regression": "the student comes out of an ODE regression stage",
+    },
+)
 
 
 @immutable
@@ -169,9 +148,8 @@ def _refuse_unknown_settings(config: Any, recipe: str, groups: Iterable[str]) ->
     known = [*SETTINGS, *(_path_key(group) for group in groups)]
     for key in config:
         if key not in known and config[key] is not None:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(dict.fromkeys(known))}"
-            raise PlanError(f"recipe {recipe!r} has no setting {key!r}; {hint}")
+            there = ", ".join(dict.fromkeys(known))
+            raise PlanError(f"recipe {recipe!r} has no setting {key!r}{nearest(str(key), known)}; there are {there}")
 
 
 def partition_layout(
@@ -213,7 +191,6 @@ _ONE_MODEL: Partition = {
 _TWO_MODELS: Partition = {"shared_base_adapters": {"bidirectional_base": _SCORES, "causal_base": _STUDENTS}}
 
 
-@recipe_registry.register("dmd")
 class DMDRecipe(Recipe):
     name = "dmd"
     objective = "dmd"
@@ -223,7 +200,6 @@ class DMDRecipe(Recipe):
     default_ratio = 1
 
 
-@recipe_registry.register("dmd2")
 class DMD2Recipe(Recipe):
     name = "dmd2"
     objective = "dmd2"
@@ -235,7 +211,6 @@ class DMD2Recipe(Recipe):
     partitions: ClassVar[Partition] = _ONE_MODEL
 
 
-@recipe_registry.register("causvid")
 class CausVidRecipe(Recipe):
     name = "causvid"
     objective = "dmd"
@@ -246,14 +221,12 @@ class CausVidRecipe(Recipe):
     capabilities = frozenset({"distribution_matching", "autoregressive"})
 
 
-@recipe_registry.register("self_forcing")
 class SelfForcingRecipe(CausVidRecipe):
     name = "self_forcing"
     profiles: ClassVar = {"distribution_only": Profile("prompts")}
     rollouts = ("self_forced",)
 
 
-@recipe_registry.register("opd")
 class OnPolicyDistillationRecipe(Recipe):
     """A frozen teacher scores what the student sampled; nothing else trains, so a cycle is the student phase."""
 
@@ -265,6 +238,15 @@ class OnPolicyDistillationRecipe(Recipe):
     partitions: ClassVar[Partition] = {"actor_teacher": {"teacher": ("teacher_score",), "actor": ("student",)}}
     capabilities = frozenset({"token_matching"})
     default_export = "student"
+
+
+recipe_registry = Registry[type[Recipe]](
+    "recipe",
+    {
+        recipe.name: recipe
+        for recipe in (DMDRecipe, DMD2Recipe, CausVidRecipe, SelfForcingRecipe, OnPolicyDistillationRecipe)
+    },
+)
 
 
 def build_plan(name: str, config: Any, capabilities: Collection[str] = frozenset()) -> DistillationPlan:

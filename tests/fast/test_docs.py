@@ -232,7 +232,7 @@ def test_the_tree_is_the_package():
         listed.add("/".join([*folders, name] if name.endswith(".py") else folders))
 
     package = ROOT / "miles_dmd"
-    wings = {f"{wing}/{name}" for wing in registry.EXPORT for name in registry.names(wing)}
+    wings = {f"{wing}/{name}" for wing in registry.WINGS for name in registry.names(wing)}
     modules = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if path.name != "__init__.py"}
     modules = {module for module in modules if module.rpartition("/")[0] not in wings}
     folders_there = {path.parent.relative_to(package).as_posix() for path in package.rglob("__init__.py")} - {"."}

@@ -61,8 +61,8 @@ REFUSALS = {
         nested({"trainer_type": "distillation"}, recipe="opd", fake_update_ratio=None),
         "algorithm.trainer_type 'distillation' disagrees with recipe 'opd'",
     ),
-    "typo": (nested(fake_warmup_cycle=1), "distribution_matching.fake_warmup_cycle; known is fake_warmup_cycles"),
-    "unknown key": (nested(zzz=1), "unknown key distillation.distribution_matching.zzz; known is recipe, model_path"),
+    "typo": (nested(fake_warmup_cycle=1), "distribution_matching.fake_warmup_cycle \\(did you mean fake_warmup_cycles"),
+    "unknown key": (nested(zzz=1), "unknown key distillation.distribution_matching.zzz; there are recipe, model_path"),
     "no updates": (nested(fake_update_ratio=0), "fake_update_ratio must be a whole number of at least 1, got 0"),
     "false for a number": (nested(fake_warmup_cycles=False), "fake_warmup_cycles must be a whole number"),
 }

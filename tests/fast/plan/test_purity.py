@@ -12,7 +12,7 @@ import miles_dmd.plan
 PLAN = Path(miles_dmd.plan.__file__).parent
 RECIPES = set(miles_dmd.plan.recipe_registry.names)
 ARCHITECTURES = {"sd3", "sd35", "qwen", "qwen_image", "flux", "wan", "ltx", "causal_lm", "resopd"}
-BELOW = {"errors", "sampling", "validators"}
+BELOW = {"errors", "registry", "sampling", "validators"}
 DRIVING = ["controller.py", "schedule.py", "plan.py", "fakes.py", "contracts.py", "frozen.py"]
 
 
