@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class EngineType:
     build: str
     """Dotted name of ``build(args, *, compute, prompts, texts, servers) -> RolloutEngine``: ``prompts`` are the encoded
     prompts, ``texts`` what they say, both by prompt id; ``servers`` are the addresses that ``serve`` gave."""
+    rollouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Rollout strategies of a plan that it plays -> the arguments under which it does: ``{"solver": "euler"}``."""
+    capabilities: frozenset[str] = frozenset()
+    """What of a plan's ``required_capabilities`` it brings; loss type and model family bring theirs."""
     options: type = NoOptions
     """A frozen dataclass of the knobs that only this engine has; they become flags, read as ``args.engine_options``."""
     check: Callable[[Any], None] = lambda args: None

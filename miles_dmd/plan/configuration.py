@@ -16,7 +16,8 @@ from typing import Any
 
 from miles_dmd.errors import PlanError
 from miles_dmd.plan.plan import DistillationPlan
-from miles_dmd.plan.recipes import SETTINGS, build_plan, read
+from miles_dmd.plan.recipe import SETTINGS, read
+from miles_dmd.plan.recipes import build_plan
 from miles_dmd.registry import nearest
 from miles_dmd.validators import choice, flag
 

@@ -1,17 +1,16 @@
-"""Which logical roles are there, and in which physical model does each of them live?"""
+"""Logical roles, the physical groups that hold them, and the role that is exported."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from miles_dmd.errors import PlanError
+from miles_dmd.plan.declared.transport import ScoreTransportSpec
 from miles_dmd.plan.frozen import assign, immutable
 from miles_dmd.validators import choice, flag, instance, repeated, sequence, text
 
 STORAGES = ("shared_base_adapters", "independent_module")
 PLACEMENTS = ("colocated", "standalone")
-PROVIDERS = ("colocated", "ray")
-TENSOR_BACKENDS = ("local", "ray_nixl", "mooncake")
 EXPORTABLE_ROLES = ("student", "student_ema")
 FROZEN_ROLES = ("teacher_score", "student_ema")
 
@@ -51,23 +50,6 @@ class RoleBinding:
         for name, value in (("adapter", self.adapter), ("optimizer_key", self.optimizer_key)):
             if value is not None:
                 text(f"{name} of role {self.role!r}", value)
-
-
-@immutable
-class ScoreTransportSpec:
-    """How scores reach the student: within the placement, or from Ray actors elsewhere."""
-
-    provider: str = "colocated"
-    tensor_backend: str = "local"
-
-    def __post_init__(self) -> None:
-        choice("ScoreTransportSpec.provider", self.provider, PROVIDERS)
-        choice("ScoreTransportSpec.tensor_backend", self.tensor_backend, TENSOR_BACKENDS)
-        if (self.provider == "colocated") != (self.tensor_backend == "local"):
-            raise PlanError(
-                f"score transport {self.provider!r} cannot use the tensor backend {self.tensor_backend!r}; "
-                "colocated takes local, ray takes ray_nixl or mooncake"
-            )
 
 
 @immutable
