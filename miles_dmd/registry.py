@@ -115,7 +115,7 @@ def resolve(dotted: str) -> Any:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """`` (did you mean 'x'?)``, or nothing where no known name is close."""
+    """Hint of a near name: `` (did you mean 'x'?)``, or nothing where none is close."""
     close = difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 

@@ -37,12 +37,12 @@ TRAINER_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class NestedForm:
-    """What it asks for."""
+    """Content of the nested form."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of ``distribution_matching``, those that are set; ``model_path`` also from ``actor_rollout_ref``."""
+    """Those of ``distribution_matching`` that are set; ``model_path`` also from ``actor_rollout_ref``."""
     capability: str | None = None
-    """What it requires of the plan; None where it has neither a trainer type nor ``distribution_matching``."""
+    """Capability that the plan must require; None where it has neither a trainer type nor ``distribution_matching``."""
     on_policy: bool = False
     where: str = ""
     """Put before the names of its keys in messages."""

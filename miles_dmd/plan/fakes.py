@@ -1,4 +1,4 @@
-"""What plays the part of rollouts, trainers and hooks where only the order of events matters?"""
+"""Fakes for testing the controller: batches, executor and hooks that record the order of events."""
 
 from __future__ import annotations
 

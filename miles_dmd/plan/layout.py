@@ -54,7 +54,7 @@ class RoleBinding:
 
 @immutable
 class ExportSpec:
-    """What a run leaves behind. Teacher, fake score and discriminator are never exported."""
+    """The role that is exported. Teacher, fake score and discriminator never are."""
 
     role: str = "student_ema"
     checkpoint_engine_backend: str = "naive"
@@ -100,7 +100,7 @@ class RoleLayoutSpec:
 
 
 def validate_role_layout(layout: RoleLayoutSpec) -> None:
-    """Refuses a layout whose parts contradict each other, before a model is allocated."""
+    """Raises PlanError for a layout whose parts contradict each other."""
     if not layout.groups:
         raise PlanError("a role layout needs at least one role group")
     if not layout.bindings:
@@ -143,7 +143,7 @@ def _check_group(layout: RoleLayoutSpec, group: RoleGroupSpec) -> None:
 
 
 def validate_export_role(export: ExportSpec, roles: Collection[str]) -> None:
-    """Refuses to export a role that nothing in the layout computes."""
+    """Raises PlanError for the export of a role that the layout does not bind."""
     if export.role not in roles:
         raise PlanError(f"export role {export.role!r} is not bound; bound are {', '.join(sorted(roles))}")
 

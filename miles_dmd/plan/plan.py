@@ -83,7 +83,7 @@ def _known_group(plan: DistillationPlan, group: str) -> str:
 
 
 def validate_distillation_plan(plan: DistillationPlan) -> None:
-    """Refuses a plan whose parts contradict each other; also called by ``dataclasses.replace``."""
+    """Raises PlanError for a plan whose parts contradict each other; also called by ``dataclasses.replace``."""
     text("DistillationPlan.name", plan.name)
     count("DistillationPlan.version", plan.version, 1)
     layout = instance("DistillationPlan.role_layout", plan.role_layout, RoleLayoutSpec)

@@ -25,7 +25,7 @@ SETTINGS = (
     "rollout_strategy",
     "role_storage",
 )
-"""What every recipe reads from its config, besides ``<group>_model_path``. None, or absent, is the recipe's default."""
+"""Settings of every recipe, besides ``<group>_model_path``. None, or absent, is the recipe's default."""
 
 SCORES, STUDENTS = ("teacher_score", "fake_score"), ("student", "student_ema")
 ONE_MODEL: Partition = {
@@ -95,7 +95,7 @@ class Recipe:
         return UpdateSchedule((student, fake), (fake,) if warmup else (), warmup)
 
     def layout(self, config: Any, profile: Profile) -> RoleLayoutSpec:
-        """Who lives where; the discriminator of an adversarial profile lives beside the fake score."""
+        """Roles dealt out to groups; the discriminator of an adversarial profile stands beside the fake score."""
         known = (*self.partitions, "colocated_independent")
         storage = choice(f"role_storage of recipe {self.name!r}", read(config, "role_storage", known[0]), known)
         groups = {
@@ -131,7 +131,7 @@ def _refuse_unknown_settings(config: Any, recipe: str, groups: Iterable[str]) ->
 def partition_layout(
     groups: Mapping[str, tuple[str, ...]], model_refs: Mapping[str, str], storage: str
 ) -> RoleLayoutSpec:
-    """Roles dealt out to groups. In a shared base the teacher is the base itself, every other role an adapter on it."""
+    """Layout from groups of roles. In a shared base the teacher is the base itself, other roles are adapters on it."""
     shared = storage == "shared_base_adapters"
     kind = "shared_base_adapters" if shared else "independent_module"
     return RoleLayoutSpec(

@@ -13,18 +13,18 @@ _TOGETHER = (("student", "student_ema"), ("teacher_score", "fake_score"))
 
 @immutable
 class Support:
-    """What a run's plug-ins declare: capabilities (loss type, model family, engine), rollout strategies (engine)."""
+    """Declarations of a run's plug-ins: capabilities (loss type, model family, engine), rollout strategies (engine)."""
 
     capabilities: frozenset[str] = frozenset()
     rollouts: frozenset[str] = frozenset()
 
 
 SHIPPED = Support(frozenset({"distribution_matching"}), frozenset(FEW_STEP))
-"""Of the plug-ins that come with the package."""
+"""Declarations of the plug-ins that come with the package."""
 
 
 def unsupported(plan: DistillationPlan, support: Support = SHIPPED) -> tuple[str, ...]:
-    """What the plan asks for that a run with ``support`` would not do; empty where it can run."""
+    """List the parts of ``plan`` that a run with ``support`` would not obey; empty where it can run."""
     layout, schedule = plan.role_layout, plan.update_schedule
     mode, stage, rollout = plan.data_requirements["mode"], plan.initialization["stage"], plan.rollout["strategy"]
     lacking = sorted(plan.required_capabilities - support.capabilities)
