@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from miles_dmd.errors import ConfigError
+from miles_dmd.shown import shown
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -53,6 +56,12 @@ class EngineType:
     node."""
     tidy: Callable[[Any], None] = lambda args: None
     """Removes what engines that have ended left on disk; called when a run has."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for rollouts of another shape, which the door would read."""
+        played = self.rollouts.values() if isinstance(self.rollouts, Mapping) else [self.rollouts]
+        if not all(isinstance(arguments, Mapping) for arguments in played):
+            raise ConfigError(f"EngineType: rollouts {shown(self.rollouts)} must map strategies to their arguments")
 
 
 class Server(Protocol):

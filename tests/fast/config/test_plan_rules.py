@@ -10,7 +10,9 @@ import pytest
 from miles_dmd import registry
 from miles_dmd.config.checks import check_args
 from miles_dmd.config.cli import parse_flags
+from miles_dmd.contracts.engine import EngineType
 from miles_dmd.contracts.role import Role
+from miles_dmd.errors import ConfigError
 from miles_dmd.plan import build_plan
 
 DMD2 = registry.load("losses", "dmd2")
@@ -113,6 +115,12 @@ def test_an_engine_that_says_nothing_of_what_it_plays_is_refused(refused, lab):
 
     assert f"--rollout-engine {name}" in message
     assert "'consistency_renoise' (the engine plays none)" in message
+
+
+@pytest.mark.parametrize("rollouts", [{"ode_euler"}, "ode_euler", {"ode_euler": "euler"}, None])
+def test_rollouts_of_another_shape_are_refused_when_the_engine_is_made(rollouts):
+    with pytest.raises(ConfigError, match=r"EngineType: rollouts .* must map strategies to their arguments"):
+        EngineType(build="lab:build", rollouts=rollouts)
 
 
 def test_what_plug_ins_declare_of_themselves_is_what_runs(asked, latest, lab):
