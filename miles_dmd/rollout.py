@@ -19,7 +19,7 @@ from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError, SaveError
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.statistics import statistics
-from miles_dmd.plan.partition import rows_of_rank
+from miles_dmd.sampling.partition import rows_of_rank
 from miles_dmd.teacher import teacher_samples
 from miles_dmd.training.compute import Compute, peak_memory_bytes
 from miles_dmd.training.export import write_student

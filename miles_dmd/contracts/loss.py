@@ -60,6 +60,8 @@ class LossType:
     """``plan(args)``: who trains when."""
     objectives: Mapping[str, str]
     """logical role -> what it minimises. A role without an objective never trains."""
+    capabilities: frozenset[str] = frozenset()
+    """What of its plan's ``required_capabilities`` its objectives bring, such as ``distribution_matching``."""
     scorers: Mapping[str, str] = field(default_factory=dict)
     """group -> what it tells later groups about a batch."""
     needs: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -100,6 +102,7 @@ _SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "scorers": (_table(_is_name), "a mapping of groups to 'package.module:attribute'"),
     "needs": (_table(_table(_are_names)), "a mapping of roles to {group: (names of what it tells)}"),
     "metrics": (_table(_are_names), "a mapping of roles to tuples of names"),
+    "capabilities": (_are_names, "a set of names"),
     "run_wide": (_are_names, "a set of names of options"),
     "readers": (_table(_are_names), "a mapping of options to tuples of groups"),
     "plan": (callable, "a function of the arguments"),
