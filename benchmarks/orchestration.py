@@ -220,7 +220,8 @@ def rollout(args, sampler, prompts, table):
     from miles_dmd import registry, seeds
     from miles_dmd.contracts.engine import RolloutRequest
     from miles_dmd.engines.inprocess.sampler import InProcessEngine
-    from miles_dmd.plan import sigma_grid, stop_steps
+    from miles_dmd.sampling.grid import sigma_grid
+    from miles_dmd.sampling.stopping import stop_steps
 
     family, checkpoint = registry.load("models", args.model_family), Path(args.hf_checkpoint)
     drawn = prompts.next(args.rollout_batch_size)

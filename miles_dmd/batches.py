@@ -15,8 +15,8 @@ from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.handles import BatchHandle
 from miles_dmd.plan import PhaseRequest
-from miles_dmd.plan.stopping import stop_steps
 from miles_dmd.prompts import PromptSource
+from miles_dmd.sampling.stopping import stop_steps
 
 
 class RolloutBatches:

@@ -3,11 +3,11 @@
 MilesDmdError
 ├── ConfigError          the user asked for something that cannot be: names the flag, the value and the cure
 │   ├── CheckpointError  a checkpoint that is not loaded: damaged, half of one, or of another run
-│   └── NotFound         no loss type, model family, engine, role or preset of that name: lists those there are
-│       └── UnknownName  no recipe, objective, rollout or initialization of that name (a KeyError, too)
-├── PlanError            a plan that cannot be: its parts contradict each other
-│   ├── PlanTypeError    a part of a plan has the wrong type (a TypeError, too)
-│   └── NotBuilt         a plan that can be declared and inspected, and that nothing here can run
+│   ├── NotFound         no loss type, model family, engine, role or preset of that name: lists those there are
+│   │   └── UnknownName  a registry has nothing of that name (a KeyError, too)
+│   └── PlanError        a plan that cannot be: its parts contradict each other
+│       ├── PlanTypeError a part of a plan has the wrong type (a TypeError, too)
+│       └── NotBuilt     a plan that can be declared and inspected, and that nothing here can run
 ├── PhaseError           a phase of a cycle broke its promise; the driver is terminal
 │   └── PhaseReportError an executor reported other optimizer steps than it was asked for
 ├── ExternalDataError    one group handed another the wrong samples, keys or policy version
@@ -32,15 +32,11 @@ class MilesDmdError(Exception):
     """The root: catch it to tell a refusal of ours from a bug."""
 
 
-class _OneLine(MilesDmdError):
-    """A refusal: one printable line, whatever stood in the value that it names."""
+class ConfigError(MilesDmdError, ValueError):
+    """The user asked for something that cannot be, in one printable line, whatever the value holds. Exit code 2."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
-
-
-class ConfigError(_OneLine, ValueError):
-    """The user asked for something that cannot be. Exit code 2."""
 
 
 class CheckpointError(ConfigError):
@@ -58,7 +54,7 @@ class UnknownName(NotFound, KeyError):
         return str(self.args[0])  # KeyError would show the repr
 
 
-class PlanError(_OneLine, ValueError):
+class PlanError(ConfigError):
     """A plan that cannot be."""
 
 

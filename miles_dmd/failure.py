@@ -10,7 +10,7 @@ from pathlib import Path
 
 from miles_dmd.checkpoint.store import FOLDER, run_directory, whole_checkpoints
 from miles_dmd.config.runs import FAILURE_LOG
-from miles_dmd.errors import ConfigError, PlanError, SaveError
+from miles_dmd.errors import ConfigError, SaveError
 
 
 def tell(
@@ -27,7 +27,7 @@ def tell(
     # whatever the error: who signals a whole group of processes has ended some that this one waited for
     if signal_number is not None and not isinstance(error, SaveError):
         said, code = stopped(signal_number, directory, checkpoint), 128 + signal_number
-    elif isinstance(error, ConfigError | PlanError) and not began:
+    elif isinstance(error, ConfigError) and not began:
         said, code = f"error: {' '.join(str(error).split())}", 2
     else:
         said, code = told(error, directory, checkpoint), 1

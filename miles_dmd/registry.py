@@ -1,57 +1,113 @@
-"""Plug-in registry: files and packages of the wings, loaded by name or import path.
+"""Registries: things of one kind by name, such as loss types, engines and recipes.
 
 ``--loss-type dmd2`` is ``miles_dmd/losses/dmd2``, exported there under the wing's agreed name. To add a plug-in is to
-add a file: no table to edit, no decorator, no import for its side effect. One that lives elsewhere is named by its
-import path, ``my_lab.losses.total_variation``.
+add a file: no table to edit, no import for its side effect. One that lives elsewhere is named by its import path,
+``my_lab.losses.total_variation``; one that is made in code is registered under a name.
 """
 
 import dataclasses
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Collection
-from types import ModuleType
-from typing import Any
+from collections.abc import Collection, Mapping
+from types import MappingProxyType, ModuleType
+from typing import Any, Generic, TypeVar
 
-from miles_dmd.errors import ConfigError, NotFound
+from miles_dmd.errors import ConfigError, NotFound, UnknownName
 from miles_dmd.shown import shown
 
-EXPORT = {"losses": "loss_type", "models": "family", "engines": "engine", "roles": "role"}
-"""wing -> the name under which its plug-ins export themselves."""
-ASKED_BY = {"losses": "--loss-type", "models": "--model-family", "engines": "--rollout-engine", "roles": "trainer role"}
-"""wing -> what the user wrote to name one of them."""
-_CONTRACT = {
-    "losses": "miles_dmd.contracts.loss:LossType",
-    "models": "miles_dmd.contracts.family:ModelFamily",
-    "engines": "miles_dmd.contracts.engine:EngineType",
-    "roles": "miles_dmd.contracts.role:Role",
-}
-"""wing -> what an export must be. By name: contracts lie on a floor above this one."""
+T = TypeVar("T")
+
 _LONGEST_NAME = 100
 
 
+class Registry(Generic[T]):
+    """Things of one ``kind``: ``register(name, thing)``, or ``@register(name)`` above a class, adds another."""
+
+    _cure = ""
+
+    def __init__(self, kind: str, things: Mapping[str, T] = MappingProxyType({})) -> None:
+        self.kind = kind
+        self._things = dict(things)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._things))
+
+    def register(self, name: str, thing: T | None = None) -> Any:
+        if type(name) is not str or not name.strip():
+            raise ConfigError(f"the name of a {self.kind} must be a non-empty string, got {shown(name)}")
+        if name in self.names:
+            raise ConfigError(f"{self.kind} {shown(name)} is there already, among {', '.join(self.names)}")
+        if thing is None:
+            return lambda thing: self.register(name, thing)
+        self._things[name] = thing
+        return thing
+
+    def get(self, name: str) -> T:
+        """Raises UnknownName, which lists what there is."""
+        if type(name) is str and name in self._things:
+            return self._things[name]
+        known = ", ".join(self.names) or "none"
+        raise UnknownName(f"{self.kind} {shown(name)} is not among {known}{nearest(str(name), self.names)}{self._cure}")
+
+
+class Wing(Registry[T]):
+    """Plug-ins: the files and packages of ``package``, each of which exports a ``contract`` as ``export``."""
+
+    _cure = "; one of your own is named by its import path"
+
+    def __init__(self, kind: str, package: str, export: str, contract: str) -> None:
+        super().__init__(kind)
+        self.package, self.export, self._contract = package, export, contract  # dotted: contracts lie on a floor above
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Sorted; no plug-in is imported."""
+        files = pkgutil.iter_modules(importlib.import_module(self.package).__path__)
+        return tuple(sorted({*self._things, *(file.name for file in files if not file.name.startswith("_"))}))
+
+    def get(self, name: str) -> T:
+        """Raises NotFound for a name that stands for nothing, or for something else."""
+        path = self._module(name)
+        if path is None:
+            return super().get(name)
+        asked = f"{self.kind} {name}"
+        found, contract = _attribute(_import(path, asked), self.export, asked), resolve(self._contract)
+        if not isinstance(found, contract):
+            raise NotFound(f"{asked}: {self.export} of {path} is {shown(found)}, not a {contract.__name__}")
+        if not dataclasses.is_dataclass(getattr(found, "options", contract)):
+            raise NotFound(f"{asked}: its options {shown(found.options)} must be a frozen dataclass")
+        return found  # type: ignore[no-any-return]
+
+    def _module(self, name: str) -> str | None:
+        """The module that exports ``name``; None where none does."""
+        if not isinstance(name, str) or name in self._things:
+            return None
+        file = name.replace("-", "_")
+        return name if _is_import_path(name) else f"{self.package}.{file}" if file in self.names else None
+
+
+WINGS: Mapping[str, Wing[Any]] = {
+    "losses": Wing("--loss-type", "miles_dmd.losses", "loss_type", "miles_dmd.contracts.loss:LossType"),
+    "models": Wing("--model-family", "miles_dmd.models", "family", "miles_dmd.contracts.family:ModelFamily"),
+    "engines": Wing("--rollout-engine", "miles_dmd.engines", "engine", "miles_dmd.contracts.engine:EngineType"),
+    "roles": Wing("trainer role", "miles_dmd.roles", "role", "miles_dmd.contracts.role:Role"),
+}
+
+
 def names(wing: str) -> list[str]:
-    """The wing's own plug-ins, sorted. None of them is imported."""
-    package = importlib.import_module(f"miles_dmd.{wing}")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
+    """Names of a wing's plug-ins, sorted; none is imported."""
+    return list(WINGS[wing].names)
 
 
 def load(wing: str, name: str) -> Any:
-    """The plug-in itself. Raises NotFound for a name that stands for nothing, or for something else."""
-    if not isinstance(name, str):
-        raise NotFound(f"{ASKED_BY[wing]} {shown(name)} must be text; there are {', '.join(names(wing))}")
-    asked = f"{ASKED_BY[wing]} {name}"
-    module = _import(name if _is_import_path(name) else f"miles_dmd.{wing}.{_known(wing, name)}", asked)
-    found, contract = _attribute(module, EXPORT[wing], asked), resolve(_CONTRACT[wing])
-    if not isinstance(found, contract):
-        raise NotFound(f"{asked}: {EXPORT[wing]} of {module.__name__} is {shown(found)}, not a {contract.__name__}")
-    if not dataclasses.is_dataclass(getattr(found, "options", contract)):
-        raise NotFound(f"{asked}: its options {shown(found.options)} must be a frozen dataclass")
-    return found
+    """The plug-in of ``wing`` called ``name``. Raises NotFound."""
+    return WINGS[wing].get(name)
 
 
 def resolve(dotted: str) -> Any:
-    """What ``package.module:attribute`` names, imported now. Raises NotFound."""
+    """Import what ``package.module:attribute`` names. Raises NotFound."""
     path, colon, attribute = dotted.partition(":")
     if not (colon and path and attribute and all(map(str.isidentifier, path.split(".")))):
         raise NotFound(f"{dotted!r} must be written package.module:attribute")
@@ -59,23 +115,13 @@ def resolve(dotted: str) -> Any:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """`` (did you mean 'x'?)``, or nothing where no known name is close."""
+    """Hint of a near name: `` (did you mean 'x'?)``, or nothing where none is close."""
     close = difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _is_import_path(name: str) -> bool:
     return "." in name and all(map(str.isidentifier, name.split(".")))
-
-
-def _known(wing: str, name: str) -> str:
-    known, file = names(wing), name.replace("-", "_")
-    if file not in known:
-        raise NotFound(
-            f"{ASKED_BY[wing]} {shown(name)} is not among {', '.join(known)}{nearest(file, known)}; "
-            "one of your own is named by its import path"
-        )
-    return file
 
 
 def _import(path: str, asked: str) -> ModuleType:

@@ -17,7 +17,9 @@ from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_conf
 from miles_dmd.config.values import kinds
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.memory import memory
-from miles_dmd.plan import DistillationPlan, UpdatePhaseSpec, micro_batches, rows_of_rank, sigma_grid
+from miles_dmd.plan import DistillationPlan, UpdatePhaseSpec
+from miles_dmd.sampling.grid import sigma_grid
+from miles_dmd.sampling.partition import micro_batches, rows_of_rank
 from miles_dmd.shown import printable
 
 ALWAYS_SHOWN = ("lr",)

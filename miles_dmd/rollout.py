@@ -20,7 +20,7 @@ from miles_dmd.executor import ROLLOUT, Pictures
 from miles_dmd.handles import BatchHandle, WeightHandle
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.statistics import statistics
-from miles_dmd.plan.partition import rows_of_rank
+from miles_dmd.sampling.partition import rows_of_rank
 from miles_dmd.teacher import teacher_samples
 from miles_dmd.training.compute import Compute, peak_memory_bytes
 from miles_dmd.training.export import write_student

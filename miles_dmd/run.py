@@ -115,7 +115,6 @@ class DistillationTrainer:
             return controller
         if self.controller_instance is not None:
             raise ConfigError("this trainer has run, and its groups are gone; make another one to run again")
-        self.plan.refuse_unrunnable()
         require_cluster(self.args)
         with own_directory(self.args) as self.directory:
             # within the lock: a run that was at work there a moment ago may have left a later checkpoint

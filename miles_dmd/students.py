@@ -15,7 +15,7 @@ from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.files import atomic_write_text, recover_directory, replace_directory
-from miles_dmd.plan.grid import sigma_grid
+from miles_dmd.sampling.grid import sigma_grid
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from miles_dmd.config.metric_names import metric_names
 from miles_dmd.config.networks import check_pipeline, require_alike
 from miles_dmd.config.overrides import check_read, check_run_wide
 from miles_dmd.config.places import check_device, check_places, check_ray_address
+from miles_dmd.config.plan_rules import check_models, check_plan_is_obeyed
 from miles_dmd.config.plugins import (
     check_engine_options,
     check_loss_options,
@@ -196,6 +197,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_loss_options,
     check_plan,
     check_loss_parts,
+    check_plan_is_obeyed,
     check_teacher_sampling,
     check_read,
     check_one_step_a_phase,
@@ -205,6 +207,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_device,
     check_ray_address,
     check_checkpoints,
+    check_models,
     check_pixels,
     check_text_length,
     check_trackers,

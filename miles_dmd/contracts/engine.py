@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from miles_dmd.errors import ConfigError
+from miles_dmd.shown import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +39,10 @@ class EngineType:
     build: str
     """Dotted name of ``build(args, *, compute, prompts, texts, servers) -> RolloutEngine``: ``prompts`` are the encoded
     prompts, ``texts`` what they say, both by prompt id; ``servers`` are the addresses that ``serve`` gave."""
+    rollouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Rollout strategies of a plan that it plays -> the arguments under which it does: ``{"solver": "euler"}``."""
+    capabilities: frozenset[str] = frozenset()
+    """What of a plan's ``required_capabilities`` it brings; loss type and model family bring theirs."""
     options: type = NoOptions
     """A frozen dataclass of the knobs that only this engine has; they become flags, read as ``args.engine_options``."""
     check: Callable[[Any], None] = lambda args: None
@@ -49,6 +56,12 @@ class EngineType:
     node."""
     tidy: Callable[[Any], None] = lambda args: None
     """Removes what engines that have ended left on disk; called when a run has."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for rollouts of another shape, which the door would read."""
+        played = self.rollouts.values() if isinstance(self.rollouts, Mapping) else [self.rollouts]
+        if not all(isinstance(arguments, Mapping) for arguments in played):
+            raise ConfigError(f"EngineType: rollouts {shown(self.rollouts)} must map strategies to their arguments")
 
 
 class Server(Protocol):

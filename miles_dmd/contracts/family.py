@@ -53,6 +53,8 @@ class ModelFamily:
     """Most text tokens that the stock pipeline takes."""
     buffer_bytes: Callable[[Mapping[str, Any]], int] = lambda config: 0
     """Bytes of the network's buffers, which every rank holds whole, from its config.json."""
+    capabilities: frozenset[str] = frozenset()
+    """What of a plan's ``required_capabilities`` it brings, such as ``autoregressive``."""
     can_guide: bool = True
     """Whether there is an unconditional branch; False for guidance-distilled models."""
     torch_module: str = ""

@@ -65,6 +65,8 @@ class LossType:
     trained by one call of it."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """logical role -> ``build(models, options) -> nn.Module``, on the CPU in fp32, for one that no checkpoint holds."""
+    capabilities: frozenset[str] = frozenset()
+    """What of its plan's ``required_capabilities`` its objectives bring, such as ``distribution_matching``."""
     scorers: Mapping[str, str] = field(default_factory=dict)
     """group -> what it tells later groups about a batch."""
     needs: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -137,6 +139,7 @@ _SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "scorers": (_table(_is_name), "a mapping of groups to 'package.module:attribute'"),
     "needs": (_table(_table(_are_names)), "a mapping of roles to {group: (names of what it tells)}"),
     "metrics": (_table(_are_names), "a mapping of roles to tuples of names"),
+    "capabilities": (_are_names, "a set of names"),
     "run_wide": (_are_names, "a set of names of options"),
     "readers": (_table(_are_names), "a mapping of options to tuples of groups"),
     "alarms": (_tuple_of(Alarm), "a tuple of Alarms"),

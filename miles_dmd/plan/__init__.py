@@ -1,54 +1,45 @@
-"""Which names make up the control plane? Those of who trains when, as plain data, and of the loop that plays it."""
+"""The control plane: who trains when, as plain data, and the loop that plays it. Its public names."""
 
 # ruff: noqa: F401 - a facade imports what it does not use
 
 from miles_dmd.errors import NotBuilt, PhaseReportError, PlanTypeError, UnknownName
 from miles_dmd.plan.configuration import TRAINER_TYPES, build_plan_from_config
-from miles_dmd.plan.contracts import (
-    EXPORTABLE_ROLES,
-    ExportSpec,
-    RoleBinding,
-    RoleGroupSpec,
-    RoleLayoutSpec,
-    ScoreTransportSpec,
-    describe_role_groups,
-    resolve_export_role,
-    validate_export_role,
-    validate_role_layout,
-)
 from miles_dmd.plan.controller import (
     BatchProvider,
     DistillationPhaseExecutor,
     DistillationTrainerController,
     DistillationTrainerHooks,
 )
+from miles_dmd.plan.declared.recipes import CausVidRecipe, DMDRecipe, SelfForcingRecipe
+from miles_dmd.plan.declared.transport import ScoreTransportSpec
 from miles_dmd.plan.fakes import FakeBatchProvider, FakeDistillationHooks, FakePhaseExecutor
 from miles_dmd.plan.frozen import FrozenDict, freeze
-from miles_dmd.plan.grid import shifted, sigma_grid
-from miles_dmd.plan.partition import micro_batches, rows_of_rank
+from miles_dmd.plan.layout import (
+    EXPORTABLE_ROLES,
+    ExportSpec,
+    RoleBinding,
+    RoleGroupSpec,
+    RoleLayoutSpec,
+    describe_role_groups,
+    resolve_export_role,
+    validate_export_role,
+    validate_role_layout,
+)
 from miles_dmd.plan.plan import (
     DataRequirements,
     DistillationPlan,
     InitializationSpec,
     ObjectiveSpec,
     RolloutSpec,
-    unsupported,
     validate_distillation_plan,
 )
+from miles_dmd.plan.recipe import Profile, Recipe, independent_layout, partition_layout
 from miles_dmd.plan.recipes import (
-    CausVidRecipe,
     DMD2Recipe,
-    DMDRecipe,
     OnPolicyDistillationRecipe,
-    Profile,
-    Recipe,
-    Registry,
-    SelfForcingRecipe,
     build_plan,
-    independent_layout,
     initialization_registry,
     objective_registry,
-    partition_layout,
     recipe_registry,
     rollout_registry,
 )
@@ -61,4 +52,8 @@ from miles_dmd.plan.schedule import (
     UpdateSchedule,
     requests_until_student_update,
 )
-from miles_dmd.plan.stopping import stop_steps
+from miles_dmd.plan.support import Support, require_runnable, unsupported
+from miles_dmd.registry import Registry
+from miles_dmd.sampling.grid import shifted, sigma_grid
+from miles_dmd.sampling.partition import micro_batches, rows_of_rank
+from miles_dmd.sampling.stopping import stop_steps

@@ -1,4 +1,4 @@
-"""What happens in which order, and what is true after it? The loop that plays a cycle of the plan, then commits it.
+"""Training loop over cycles: play the phases of a cycle, then commit counters and metrics, or roll them back.
 
 Knows no tensor, no Ray, no model, no recipe.
 
@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from miles_dmd.errors import PhaseError, PhaseReportError, PlanError, PlanTypeError
-from miles_dmd.plan.frozen import count, instance
 from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.schedule import PhaseRequest, PhaseResult, TrainerCounters, UpdateCycle
 from miles_dmd.plan.skips import Skips
+from miles_dmd.validators import count, instance
 
 Metrics = dict[str, tuple[dict[str, float], ...]]
 """phase kind -> the metrics of each of its steps, in order: K fake-score phases keep K losses."""
@@ -44,10 +44,11 @@ class DistillationTrainerHooks(Protocol):
 class DistillationTrainerController:
     """Counters and metrics are those of the last whole cycle, always; a failed driver does nothing more.
 
-    ``hooks`` is one object or several, called in their order after committed student steps; ``observer`` hears of
-    every committed cycle, warm-up included. ``max_consecutive_skipped_cycles``: so many cycles in a row may be given
-    up because a phase skipped its step on all ranks; such a cycle is not committed (``skips`` counts them). Uncommitted
-    is not undone: a fake score that stepped in such a cycle stays stepped.
+    ``batch_provider`` and ``executor`` may come in either order, and are told apart by their methods. ``hooks`` is one
+    object or several, called in their order after committed student steps; ``observer`` hears of every committed
+    cycle, warm-up included. ``max_consecutive_skipped_cycles``: so many cycles in a row may be given up because a
+    phase skipped its step on all ranks; such a cycle is not committed (``skips`` counts them). Uncommitted is not
+    undone: a fake score that stepped in such a cycle stays stepped.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class DistillationTrainerController:
         max_consecutive_skipped_cycles: int = 0,
     ) -> None:
         if hasattr(batch_provider, "execute_phase") and hasattr(executor, "next"):
-            batch_provider, executor = executor, batch_provider  # both orders are in use; the parts tell them apart
+            batch_provider, executor = executor, batch_provider  # both orders are in use
         self.plan = instance("plan", plan, DistillationPlan)
         self.batch_provider: BatchProvider = _part("batch_provider", batch_provider, "next")
         self.executor: DistillationPhaseExecutor = _part("executor", executor, "execute_phase")
@@ -93,7 +94,7 @@ class DistillationTrainerController:
         return bool(self._failure)
 
     def run(self, num_cycles: int, stop: Callable[[], bool] = lambda: False) -> None:
-        """Commits ``num_cycles`` more cycles, those of the warm-up included.
+        """Commit ``num_cycles`` more cycles, those of the warm-up included.
 
         ``stop`` is asked before every cycle and may end it sooner.
         """
@@ -103,7 +104,7 @@ class DistillationTrainerController:
             self.run_cycle()
 
     def run_until(self, global_step: int, stop: Callable[[], bool] = lambda: False) -> None:
-        """Runs until so many student steps are committed in all, warm-up on top, or until ``stop``; see ``run``."""
+        """Run until so many student steps are committed in all, warm-up on top, or until ``stop``; see ``run``."""
         self._refuse_if_failed()
         count("global_step", global_step)
         while self._counters.global_step < global_step and not stop():
@@ -163,7 +164,7 @@ class DistillationTrainerController:
             )
 
     def reset(self) -> None:
-        """Back to the start, counters and metrics only."""
+        """Reset counters and metrics to the start."""
         self._refuse_if_failed()
         self._counters, self._metrics = TrainerCounters(), {}
         self.skips.reset()
@@ -178,7 +179,7 @@ class DistillationTrainerController:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes counters only if they are those that this plan reaches, to the step."""
+        """Restore counters, if they are those that this plan reaches, to the step; else PlanError."""
         self._refuse_if_failed()
         keys = {"global_step", "optimizer_steps", "completed_cycles"}
         if not isinstance(state, Mapping) or set(state) != keys:

@@ -1,4 +1,4 @@
-"""What plays the part of rollouts, trainers and hooks where only the order of events matters?"""
+"""Fakes for testing the controller: batches, executor and hooks that record the order of events."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from miles_dmd.errors import PhaseError
-from miles_dmd.plan.frozen import count
 from miles_dmd.plan.schedule import PhaseRequest, PhaseResult, TrainerCounters
+from miles_dmd.validators import count
 
 
 class FakeBatchProvider:

@@ -1,8 +1,8 @@
-"""What may a plan hold, and what keeps it from changing?
+"""Frozen containers, dataclasses and fingerprints: what a plan is made of.
 
-Strings, whole and real numbers, booleans, None, and frozen containers of these: then equality, hash, pickle and
-fingerprint are those of the content, in every process. Changing a plan on purpose through ``object.__setattr__`` is out
-of scope; every ordinary way is refused.
+A plan holds strings, whole and real numbers, booleans, None, and frozen containers of these: then equality, hash,
+pickle and fingerprint are those of the content, in every process. Changing a plan on purpose through
+``object.__setattr__`` is out of scope; every ordinary way is refused.
 """
 
 from __future__ import annotations
@@ -10,65 +10,15 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
-from miles_dmd.errors import PlanError, PlanTypeError
+from miles_dmd.errors import PlanTypeError
 
 T = TypeVar("T")
-
-
-def count(name: str, value: Any, least: int = 0) -> int:
-    """``value`` if it is a whole number of at least ``least``. True is an int to Python and a typo to us."""
-    if type(value) is not int:
-        raise PlanTypeError(
-            f"{name} must be a whole number of at least {least}, got {value!r} of type {type(value).__name__}"
-        )
-    if value < least:
-        raise PlanError(f"{name} must be a whole number of at least {least}, got {value}")
-    return value
-
-
-def flag(name: str, value: Any) -> bool:
-    if type(value) is not bool:
-        raise PlanTypeError(f"{name} must be true or false, got {value!r} of type {type(value).__name__}")
-    return value
-
-
-def text(name: str, value: Any, *, may_be_empty: bool = False) -> str:
-    if type(value) is not str:
-        raise PlanTypeError(f"{name} must be a string, got {value!r} of type {type(value).__name__}")
-    if not value and not may_be_empty:
-        raise PlanError(f"{name} must not be empty")
-    return value
-
-
-def choice(name: str, value: Any, known: Collection[str]) -> str:
-    if type(value) is not str or value not in known:
-        raise PlanError(f"{name} must be one of {', '.join(known)}; got {value!r}")
-    return value
-
-
-def instance(name: str, value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind):
-        raise PlanTypeError(f"{name} must be a {kind.__name__}, got {value!r} of type {type(value).__name__}")
-    return value
-
-
-def sequence(name: str, values: Any, kind: type[T]) -> tuple[T, ...]:
-    """``values`` as a tuple of ``kind``; a string is no sequence of strings."""
-    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-        raise PlanTypeError(f"{name} must be a sequence of {kind.__name__}, got {values!r}")
-    return tuple(instance(f"{name}[{i}]", value, kind) for i, value in enumerate(values))
-
-
-def repeated(values: Iterable[Any]) -> list[Any]:
-    """What occurs more than once, sorted."""
-    values = list(values)
-    return sorted({value for value in values if values.count(value) > 1})
 
 
 class FrozenDict(Mapping[str, Any]):

@@ -1,14 +1,15 @@
-"""What is this run? One immutable value, from which trainers, batches, optimizer horizons and checkpoints derive."""
+"""DistillationPlan: one immutable value, from which trainers, batches, optimizer horizons and checkpoints derive."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from miles_dmd.errors import NotBuilt, PlanError
-from miles_dmd.plan.contracts import ExportSpec, RoleLayoutSpec, validate_export_role
-from miles_dmd.plan.frozen import FrozenDict, assign, count, fingerprint, immutable, instance, sequence, text
+from miles_dmd.errors import PlanError
+from miles_dmd.plan.frozen import FrozenDict, assign, fingerprint, immutable
+from miles_dmd.plan.layout import ExportSpec, RoleLayoutSpec, validate_export_role
 from miles_dmd.plan.schedule import UpdateSchedule
+from miles_dmd.validators import count, instance, sequence, text
 
 DataRequirements = Mapping[str, Any]
 ObjectiveSpec = Mapping[str, Any]
@@ -17,9 +18,6 @@ InitializationSpec = Mapping[str, Any]
 
 DISTRIBUTION_MATCHING_ROLES = ("student", "student_ema", "teacher_score", "fake_score")
 _MANDATORY = {"data_requirements": "mode", "objective": "name", "rollout": "strategy", "initialization": "stage"}
-
-_TOGETHER = (("student", "student_ema"), ("teacher_score", "fake_score"))
-"""Roles that one trainer group computes in one pass."""
 
 
 @immutable
@@ -82,11 +80,6 @@ class DistillationPlan:
         steps = self.update_schedule.counters_after(cycles).optimizer_steps
         return {role: steps.get(role, 0) for role in self.role_layout.trainable_roles}
 
-    def refuse_unrunnable(self) -> None:
-        """The run's door: NotBuilt, naming all that is missing."""
-        if reasons := unsupported(self):
-            raise NotBuilt(f"plan {self.name!r} can be declared but not run: {'; '.join(reasons)}")
-
 
 def _known_group(plan: DistillationPlan, group: str) -> str:
     if group not in plan.groups:
@@ -95,7 +88,7 @@ def _known_group(plan: DistillationPlan, group: str) -> str:
 
 
 def validate_distillation_plan(plan: DistillationPlan) -> None:
-    """Refuses a plan whose parts contradict each other; also called by ``dataclasses.replace``."""
+    """Raises PlanError for a plan whose parts contradict each other; also called by ``dataclasses.replace``."""
     text("DistillationPlan.name", plan.name)
     count("DistillationPlan.version", plan.version, 1)
     layout = instance("DistillationPlan.role_layout", plan.role_layout, RoleLayoutSpec)
@@ -121,31 +114,3 @@ def _check_phases(plan: DistillationPlan) -> None:
             )
         if phase.update_ema and "student_ema" not in layout.roles:
             raise PlanError("a phase with update_ema needs the role student_ema; bind it or drop update_ema")
-
-
-def unsupported(plan: DistillationPlan) -> tuple[str, ...]:
-    """What a run of this plan would need that is not built; empty where it can run."""
-    layout = plan.role_layout
-    mode, stage = plan.data_requirements["mode"], plan.initialization["stage"]
-    shared = [g.name for g in layout.groups if g.storage != "independent_module" and len(layout.roles_of(g.name)) > 1]
-    apart = [
-        pair for pair in _TOGETHER if {*pair} <= {*layout.roles} and len({plan.group_of(role) for role in pair}) > 1
-    ]
-    phases = (*plan.update_schedule.phases, *plan.update_schedule.warmup_phases)
-    reused = any(phase.batch_policy == "reuse_student" for phase in phases)
-    unaveraged = "student_ema" in layout.roles and not plan.update_schedule.phases[0].update_ema
-    torn = [phase.kind for phase in phases if len({plan.group_of(role) for role in phase.trainable_roles}) > 1]
-    missing = {
-        "the causal data plane (capability 'autoregressive')": "autoregressive" in plan.required_capabilities,
-        f"the score transport {layout.score_transport.provider!r}": layout.score_transport.provider != "colocated",
-        "standalone placement of a role group": any(group.placement == "standalone" for group in layout.groups),
-        f"the initialization stage {stage!r}": stage != "base",
-        f"adapters on the shared base of {shared} (independent modules run: role_storage='actor_critic')": bool(shared),
-        f"the roles {apart} in separate groups": bool(apart),
-        f"the data mode {mode!r}": mode != "prompts",
-        "a batch that is used twice (batch_policy 'reuse_student')": reused,
-        "a student step without its moving average (update_ema=False)": unaveraged,
-        "a discriminator": "discriminator" in layout.roles,
-        f"phases that train roles of several groups ({', '.join(torn)})": bool(torn),
-    }
-    return tuple(reason for reason, is_missing in missing.items() if is_missing)

@@ -1,228 +1,18 @@
-"""How is a plan built from a recipe's name and a few settings? To add a recipe is to register one more class."""
+"""build_plan: a plan by the name of its recipe, and the names that a plan may hold."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Collection
+from typing import Any, ClassVar
 
-from miles_dmd.errors import PlanError, UnknownName
-from miles_dmd.plan.contracts import ExportSpec, RoleBinding, RoleGroupSpec, RoleLayoutSpec
-from miles_dmd.plan.frozen import choice, count, immutable, instance, sequence
-from miles_dmd.plan.plan import DISTRIBUTION_MATCHING_ROLES, DistillationPlan
-from miles_dmd.plan.schedule import UpdatePhaseSpec, UpdateSchedule
-
-T = TypeVar("T")
-
-Partition = Mapping[str, Mapping[str, tuple[str, ...]]]
-TRAINED = ("student", "fake_score", "discriminator")
-SETTINGS = (
-    "model_path",
-    "fake_update_ratio",
-    "fake_warmup_cycles",
-    "export_role",
-    "profile",
-    "data_mode",
-    "rollout_strategy",
-    "role_storage",
-)
-"""What every recipe reads from its config, besides ``<group>_model_path``. None, or absent, is the recipe's default."""
+from miles_dmd.errors import PlanError
+from miles_dmd.plan.declared.recipes import CausVidRecipe, DMDRecipe, SelfForcingRecipe
+from miles_dmd.plan.plan import DistillationPlan
+from miles_dmd.plan.recipe import ONE_MODEL, Partition, Profile, Recipe
+from miles_dmd.registry import Registry
+from miles_dmd.validators import instance, sequence
 
 
-class Registry(Generic[T]):
-    """Names of one kind of thing: ``register(name, thing)``, or ``@register(name)`` above a class."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self._things: dict[str, T] = {}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._things))
-
-    def register(self, name: str, thing: T | None = None) -> Any:
-        if type(name) is not str or not name.strip():
-            raise PlanError(f"the name of a {self.kind} must be a non-empty string, got {name!r}")
-        if name in self._things:
-            raise PlanError(f"{self.kind} {name!r} is registered already; registered are {', '.join(self.names)}")
-        if thing is None:
-            return lambda thing: self.register(name, thing)
-        self._things[name] = thing
-        return thing
-
-    def get(self, name: str) -> T:
-        if type(name) is str and name in self._things:
-            return self._things[name]
-        close = difflib.get_close_matches(str(name), self.names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UnknownName(f"no {self.kind} is called {name!r}; registered are {', '.join(self.names) or 'none'}{hint}")
-
-
-recipe_registry: Registry[type[Recipe]] = Registry("recipe")
-objective_registry: Registry[str] = Registry("objective")
-rollout_registry: Registry[str] = Registry("rollout")
-initialization_registry: Registry[str] = Registry("initialization")
-
-objective_registry.register("dmd", "distribution matching with a regression loss on pairs (arXiv 2311.18828)")
-objective_registry.register("dmd2", "distribution matching without pairs (arXiv 2405.14867)")
-objective_registry.register("ode_regression", "the student follows the teacher's ODE trajectories (arXiv 2412.07772)")
-objective_registry.register("token_matching", "per-token divergence to the teacher on the student's own samples")
-rollout_registry.register("one_step", "noise to sample in one call")
-rollout_registry.register("ode_euler", "few steps, the next point by the probability-flow ODE")
-rollout_registry.register("consistency_renoise", "few steps, the next point by noising the clean prediction afresh")
-rollout_registry.register("backward_simulated", "few steps as at inference, stopped at a drawn step")
-rollout_registry.register("teacher_forced_causal", "frame after frame, on clean frames of the data")
-rollout_registry.register("self_forced", "frame after frame, on the student's own frames")
-rollout_registry.register("on_policy_tokens", "the student completes prompts, token by token")
-initialization_registry.register("base", "the student starts as the pretrained model")
-initialization_registry.register("ode_regression", "the student comes out of an ODE regression stage")
-
-
-@immutable
-class Profile:
-    """A variant of a recipe: its data mode, who trains in the fake-score phase, what it requires on top."""
-
-    data_mode: str
-    fake_roles: tuple[str, ...] = ("fake_score",)
-    capabilities: frozenset[str] = frozenset()
-
-
-class Recipe:
-    """Class attributes say what a recipe allows; the first profile, rollout and storage are its defaults."""
-
-    name: ClassVar[str]
-    objective: ClassVar[str]
-    objective_roles: ClassVar[tuple[str, ...]] = DISTRIBUTION_MATCHING_ROLES
-    """Roles that the objective reads."""
-    profiles: ClassVar[Mapping[str, Profile]]
-    rollouts: ClassVar[tuple[str, ...]]
-    partitions: ClassVar[Partition]
-    """role_storage -> group -> its roles, in order; ``colocated_independent`` splits the first of them."""
-    stage: ClassVar[str] = "base"
-    capabilities: ClassVar[frozenset[str]] = frozenset({"distribution_matching"})
-    default_ratio: ClassVar[int] = 5
-    default_export: ClassVar[str] = "student_ema"
-
-    def build(self, config: Any) -> DistillationPlan:
-        """``config`` is a mapping or has attributes; keys are SETTINGS and ``<group>_model_path``."""
-        known = f"of recipe {self.name!r}"
-        name = choice(f"profile {known}", read(config, "profile", next(iter(self.profiles))), self.profiles)
-        rollout = choice(f"rollout_strategy {known}", read(config, "rollout_strategy", self.rollouts[0]), self.rollouts)
-        profile = self.profiles[name]
-        mode = read(config, "data_mode", profile.data_mode)
-        choice(f"data_mode {known} with profile {name!r}", mode, (profile.data_mode,))
-        return DistillationPlan(
-            name=self.name,
-            version=1,
-            role_layout=self.layout(config, profile),
-            data_requirements={"mode": mode},
-            objective={"name": self.objective, "profile": name, "roles": self.objective_roles},
-            rollout={"strategy": rollout},
-            initialization={"stage": self.stage} | ({"requires_provenance": True} if self.stage != "base" else {}),
-            update_schedule=self.schedule(config, profile),
-            export=ExportSpec(read(config, "export_role", self.default_export)),
-            required_capabilities=self.capabilities | profile.capabilities,
-        )
-
-    def schedule(self, config: Any, profile: Profile) -> UpdateSchedule:
-        """The student once, then K updates of the fake score; the warm-up is the fake-score phase alone."""
-        ema = "student_ema" in self.objective_roles
-        student = UpdatePhaseSpec("student", trainable_roles=("student",), update_ema=ema)
-        if not profile.fake_roles:
-            for key in ("fake_update_ratio", "fake_warmup_cycles"):
-                if value := read(config, key):
-                    raise PlanError(f"recipe {self.name!r} has no fake score; drop {key}={value!r}")
-            return UpdateSchedule((student,))
-        ratio = count("fake_update_ratio", read(config, "fake_update_ratio", self.default_ratio), 1)
-        warmup = count("fake_warmup_cycles", read(config, "fake_warmup_cycles", 0))
-        fake = UpdatePhaseSpec("fake_score", repeats=ratio, trainable_roles=profile.fake_roles)
-        return UpdateSchedule((student, fake), (fake,) if warmup else (), warmup)
-
-    def layout(self, config: Any, profile: Profile) -> RoleLayoutSpec:
-        """Who lives where; the discriminator of an adversarial profile lives beside the fake score."""
-        known = (*self.partitions, "colocated_independent")
-        storage = choice(f"role_storage of recipe {self.name!r}", read(config, "role_storage", known[0]), known)
-        groups = {
-            group: tuple(r for role in roles for r in (profile.fake_roles if role == "fake_score" else (role,)))
-            for group, roles in self.partitions.get(storage, self.partitions[known[0]]).items()
-        }
-        _refuse_unknown_settings(config, self.name, groups)
-        paths = {group: read(config, _path_key(group), read(config, "model_path", "")) for group in groups}
-        layout = partition_layout(groups, paths, storage)
-        return independent_layout(layout) if storage == "colocated_independent" else layout
-
-
-def read(config: Any, key: str, default: Any = None) -> Any:
-    """One setting of a mapping or of an object with attributes; None counts as absent."""
-    value = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
-    return default if value is None else value
-
-
-def _path_key(group: str) -> str:
-    return "model_path" if group == "base" else f"{group.removesuffix('_base')}_model_path"
-
-
-def _refuse_unknown_settings(config: Any, recipe: str, groups: Iterable[str]) -> None:
-    if not isinstance(config, Mapping):
-        return
-    known = [*SETTINGS, *(_path_key(group) for group in groups)]
-    for key in config:
-        if key not in known and config[key] is not None:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(dict.fromkeys(known))}"
-            raise PlanError(f"recipe {recipe!r} has no setting {key!r}; {hint}")
-
-
-def partition_layout(
-    groups: Mapping[str, tuple[str, ...]], model_refs: Mapping[str, str], storage: str
-) -> RoleLayoutSpec:
-    """Roles dealt out to groups. In a shared base the teacher is the base itself, every other role an adapter on it."""
-    shared = storage == "shared_base_adapters"
-    kind = "shared_base_adapters" if shared else "independent_module"
-    return RoleLayoutSpec(
-        groups=tuple(RoleGroupSpec(name, model_refs[name], kind) for name in groups),
-        bindings=tuple(
-            RoleBinding(
-                role,
-                group,
-                adapter=role if shared and role != "teacher_score" else None,
-                trainable=role in TRAINED,
-                optimizer_key=role if role in TRAINED else None,
-            )
-            for group, roles in groups.items()
-            for role in roles
-        ),
-    )
-
-
-def independent_layout(layout: RoleLayoutSpec) -> RoleLayoutSpec:
-    """The same roles, each in a group and a module of its own."""
-    refs = {group.name: group.model_ref for group in layout.groups}
-    roles = {f"{binding.role}_model": (binding.role,) for binding in layout.bindings}
-    return partition_layout(
-        roles, {f"{binding.role}_model": refs[binding.group] for binding in layout.bindings}, "independent_module"
-    )
-
-
-_SCORES, _STUDENTS = ("teacher_score", "fake_score"), ("student", "student_ema")
-_ONE_MODEL: Partition = {
-    "shared_base_adapters": {"base": (*_SCORES, *_STUDENTS)},
-    "actor_critic": {"critic": _SCORES, "actor": _STUDENTS},
-}
-_TWO_MODELS: Partition = {"shared_base_adapters": {"bidirectional_base": _SCORES, "causal_base": _STUDENTS}}
-
-
-@recipe_registry.register("dmd")
-class DMDRecipe(Recipe):
-    name = "dmd"
-    objective = "dmd"
-    profiles: ClassVar = {"paper": Profile("regression_pairs")}
-    rollouts = ("one_step",)
-    partitions: ClassVar[Partition] = _ONE_MODEL
-    default_ratio = 1
-
-
-@recipe_registry.register("dmd2")
 class DMD2Recipe(Recipe):
     name = "dmd2"
     objective = "dmd2"
@@ -231,28 +21,9 @@ class DMD2Recipe(Recipe):
         "paper": Profile("prompt_and_real_latent", ("fake_score", "discriminator"), frozenset({"adversarial"})),
     }
     rollouts = ("ode_euler", "consistency_renoise", "backward_simulated")
-    partitions: ClassVar[Partition] = _ONE_MODEL
+    partitions: ClassVar[Partition] = ONE_MODEL
 
 
-@recipe_registry.register("causvid")
-class CausVidRecipe(Recipe):
-    name = "causvid"
-    objective = "dmd"
-    profiles: ClassVar = {"distribution_only": Profile("prompt_and_real_latent")}
-    rollouts = ("teacher_forced_causal",)
-    partitions: ClassVar[Partition] = _TWO_MODELS
-    stage = "ode_regression"
-    capabilities = frozenset({"distribution_matching", "autoregressive"})
-
-
-@recipe_registry.register("self_forcing")
-class SelfForcingRecipe(CausVidRecipe):
-    name = "self_forcing"
-    profiles: ClassVar = {"distribution_only": Profile("prompts")}
-    rollouts = ("self_forced",)
-
-
-@recipe_registry.register("opd")
 class OnPolicyDistillationRecipe(Recipe):
     """A frozen teacher scores what the student sampled; nothing else trains, so a cycle is the student phase."""
 
@@ -264,6 +35,43 @@ class OnPolicyDistillationRecipe(Recipe):
     partitions: ClassVar[Partition] = {"actor_teacher": {"teacher": ("teacher_score",), "actor": ("student",)}}
     capabilities = frozenset({"token_matching"})
     default_export = "student"
+
+
+objective_registry = Registry(
+    "objective",
+    {
+        "dmd": "distribution matching with a regression loss on pairs (arXiv 2311.18828)",
+        "dmd2": "distribution matching without pairs (arXiv 2405.14867)",
+        "ode_regression": "the student follows the teacher's ODE trajectories (arXiv 2412.07772)",
+        "token_matching": "per-token divergence to the teacher on the student's own samples",
+    },
+)
+rollout_registry = Registry(
+    "rollout",
+    {
+        "one_step": "noise to sample in one call",
+        "ode_euler": "few steps, the next point by the probability-flow ODE",
+        "consistency_renoise": "few steps, the next point by noising the clean prediction afresh",
+        "backward_simulated": "few steps as at inference, stopped at a drawn step",
+        "teacher_forced_causal": "frame after frame, on clean frames of the data",
+        "self_forced": "frame after frame, on the student's own frames",
+        "on_policy_tokens": "the student completes prompts, token by token",
+    },
+)
+initialization_registry = Registry(
+    "initialization",
+    {
+        "base": "the student starts as the pretrained model",
+        "ode_regression": "the student comes out of an ODE regression stage",
+    },
+)
+recipe_registry = Registry[type[Recipe]](
+    "recipe",
+    {
+        recipe.name: recipe
+        for recipe in (DMDRecipe, DMD2Recipe, CausVidRecipe, SelfForcingRecipe, OnPolicyDistillationRecipe)
+    },
+)
 
 
 def build_plan(name: str, config: Any, capabilities: Collection[str] = frozenset()) -> DistillationPlan:

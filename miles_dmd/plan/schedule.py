@@ -1,4 +1,4 @@
-"""Who trains when? The phases of a cycle, its warm-up, and the arithmetic that follows from them."""
+"""Update schedule: phases of a cycle, warm-up, counters, and the arithmetic that follows from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from miles_dmd.errors import PlanError, PlanTypeError
-from miles_dmd.plan.frozen import assign, choice, count, flag, immutable, repeated, sequence, text
+from miles_dmd.plan.frozen import assign, immutable
+from miles_dmd.validators import choice, count, flag, repeated, sequence, text
 
 PHASE_KINDS = ("student", "fake_score")
 BATCH_POLICIES = ("fresh", "reuse_student")
@@ -64,7 +65,7 @@ class UpdateCycle:
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
-    """What a phase did: metrics by name, and optimizer steps by role; no steps at all says that all ranks skipped."""
+    """Report of a phase: metrics by name, and optimizer steps by role; no steps at all says that all ranks skipped."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     optimizer_steps: Mapping[str, int] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class PhaseResult:
 
 @dataclass(slots=True)
 class TrainerCounters:
-    """How far a run has come. The controller hands out copies: to change one changes no run."""
+    """Progress counters of a run. The controller hands out copies: to change one changes no run."""
 
     global_step: int = 0
     """Committed student updates."""
@@ -163,7 +164,7 @@ def _check_warmup(phases: tuple[UpdatePhaseSpec, ...], cycles: int) -> None:
 def requests_until_student_update(
     schedule: UpdateSchedule, counters: TrainerCounters, request: PhaseRequest, last_step: int | None = None
 ) -> int:
-    """How many fresh batches can be drawn at once for ``request``: those that are used before the student changes.
+    """Number of fresh batches that can be drawn at once for ``request``: those used before the student changes.
 
     Counts from ``request`` on, to the batch of the next student phase and with it, within the present cycle and the
     head of the next; ``counters`` are those at the start of the cycle. A run that ends at ``last_step`` needs no batch

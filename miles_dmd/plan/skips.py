@@ -1,4 +1,4 @@
-"""How many cycles were given up because a phase skipped its step on all ranks, and is that too many?"""
+"""Bound on skipped cycles: those given up because a phase skipped its optimizer step on all ranks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from miles_dmd.errors import PhaseReportError
-from miles_dmd.plan.frozen import count
 from miles_dmd.plan.schedule import PhaseRequest
+from miles_dmd.validators import count
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Skips:
         self.total = self.in_a_row = 0
 
     def add(self, request: PhaseRequest, *, student_stepped: bool) -> None:
-        """The phase of ``request`` skipped, and its cycle is given up. Raises PhaseReportError if that is too many."""
+        """Count the skipped phase of ``request``. Raises PhaseReportError if that is too many in a row."""
         self.total += 1
         self.in_a_row += 1
         where = f"the {request.kind} phase after step {request.global_step} skipped its optimizer step on all ranks"

@@ -30,7 +30,7 @@ from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.denoiser import Denoiser
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.plan import DistillationPlan
-from miles_dmd.plan.partition import micro_batches
+from miles_dmd.sampling.partition import micro_batches
 from miles_dmd.training.compute import Compute, peak_memory_bytes
 from miles_dmd.training.shard import group_mesh, shard
 from miles_dmd.training.state import TrainerState

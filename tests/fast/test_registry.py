@@ -1,4 +1,4 @@
-"""Is a plug-in found by its file name or import path, and is a name that stands for nothing refused with the list?"""
+"""Plug-ins by file name, import path or registered name; a name that stands for nothing is refused with the list."""
 
 import subprocess
 import sys
@@ -6,7 +6,10 @@ import sys
 import pytest
 
 from miles_dmd import registry
-from miles_dmd.errors import NotFound
+from miles_dmd.contracts.role import Role
+from miles_dmd.errors import ConfigError, NotFound, UnknownName
+from miles_dmd.plan import recipe_registry
+from miles_dmd.registry import Wing
 
 DECLARED = "from miles_dmd.contracts.loss import LossType\nloss_type = LossType("
 
@@ -18,19 +21,50 @@ def test_a_plug_in_is_a_file_or_package_of_its_wing():
     assert registry.load("losses", "dmd2").roles == ("critic", "actor")
 
 
-def test_dashes_stand_for_underscores(monkeypatch):
-    monkeypatch.setattr(registry, "names", lambda wing: ["qwen_image"])
+@pytest.fixture
+def wing(tmp_path, monkeypatch):
+    """A wing whose plug-ins say which module they are."""
+    package = tmp_path / "wing_of_tests"
+    package.mkdir()
+    for name in ("__init__", "qwen_image", "_shared", "a"):
+        (package / f"{name}.py").write_text(
+            "from miles_dmd.contracts.role import Role\nthing = Role({'student': __name__})\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield Wing("--thing", "wing_of_tests", "thing", "miles_dmd.contracts.role:Role")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "wing_of_tests"]:
+        del sys.modules[name]
 
-    assert registry._known("models", "qwen-image") == "qwen_image"
+
+def test_dashes_stand_for_underscores(wing):
+    assert wing.get("qwen-image") is wing.get("qwen_image")
+    assert wing.get("qwen-image").checkpoints == {"student": "wing_of_tests.qwen_image"}
 
 
-def test_a_private_module_is_no_plug_in(monkeypatch):
-    import pkgutil
+def test_a_private_module_is_no_plug_in(wing):
+    assert wing.names == ("a", "qwen_image")
 
-    found = [pkgutil.ModuleInfo(None, name, False) for name in ("b", "_shared", "a")]
-    monkeypatch.setattr(pkgutil, "iter_modules", lambda path: found)
 
-    assert registry.names("losses") == ["a", "b"]
+def test_what_is_made_in_code_stands_beside_the_files_of_a_wing(wing):
+    mine = wing.register("mine", Role({}))
+
+    assert wing.names == ("a", "mine", "qwen_image")
+    assert wing.get("mine") is mine
+    with pytest.raises(ConfigError, match="--thing 'a' is there already, among a, mine, qwen_image"):
+        wing.register("a", mine)
+
+
+def test_plug_ins_and_recipes_are_refused_in_the_same_words(wing):
+    messages = []
+    for known in (wing, recipe_registry):
+        with pytest.raises(UnknownName) as refused:
+            known.get("nothing")
+        messages.append(str(refused.value))
+
+    assert messages == [
+        "--thing 'nothing' is not among a, qwen_image; one of your own is named by its import path",
+        "recipe 'nothing' is not among causvid, dmd, dmd2, opd, self_forcing",
+    ]
 
 
 def test_a_plug_in_of_the_users_own_is_named_by_its_import_path(own_loss):

@@ -1,5 +1,6 @@
 """In-process rollout engine: no server, one copy of the student's network."""
 
 from miles_dmd.contracts.engine import EngineType
+from miles_dmd.sampling.strategies import FEW_STEP
 
-engine = EngineType(build="miles_dmd.engines.inprocess.sampler:build")
+engine = EngineType(build="miles_dmd.engines.inprocess.sampler:build", rollouts=FEW_STEP)

@@ -17,8 +17,8 @@ from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.denoiser import Denoiser
 from miles_dmd.network.few_step import Stopped, sample_until
 from miles_dmd.network.pretrained import load_network
-from miles_dmd.plan.grid import sigma_grid
-from miles_dmd.plan.partition import micro_batches
+from miles_dmd.sampling.grid import sigma_grid
+from miles_dmd.sampling.partition import micro_batches
 from miles_dmd.training.compute import Compute, release_cached_memory
 
 

@@ -21,6 +21,7 @@ from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests
+from miles_dmd.sampling.strategies import FEW_STEP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +123,7 @@ def num_servers(args: Any) -> int:
 
 engine = EngineType(
     build="miles_dmd.engines.sglang.sampler:build",
+    rollouts=FEW_STEP,
     options=Options,
     check=check,
     serve="miles_dmd.engines.sglang.launch:serve",

@@ -27,7 +27,7 @@ from miles_dmd.engines.sglang.update import Network, Update
 from miles_dmd.engines.sglang.wire import Sample, Sampling
 from miles_dmd.errors import EngineError, EngineRefused, EngineUnavailable
 from miles_dmd.network.conditions import PromptTable
-from miles_dmd.plan.grid import sigma_grid
+from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.training.compute import DTYPES, Compute
 
 log = logging.getLogger(__name__)

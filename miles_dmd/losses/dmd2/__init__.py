@@ -18,6 +18,8 @@ from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2.observed import ALARMS, HEADLINE, PANELS
 from miles_dmd.plan import DistillationPlan, build_plan
 
+CAPABILITIES = frozenset({"distribution_matching"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -61,7 +63,7 @@ def plan(args: Any) -> DistillationPlan:
         "role_storage": "actor_critic",
         "rollout_strategy": {"renoise": "consistency_renoise", "euler": "ode_euler"}[args.solver],
     }
-    return build_plan("dmd2", config, {"distribution_matching"})
+    return build_plan("dmd2", config, CAPABILITIES)
 
 
 def teacher_sampling(args: Any) -> dict[str, Any]:
@@ -100,6 +102,7 @@ loss_type = LossType(
         "student": "miles_dmd.losses.dmd2.objective:match_teacher",
         "fake_score": "miles_dmd.losses.dmd2.objective:follow_student",
     },
+    capabilities=CAPABILITIES,
     scorers={"critic": "miles_dmd.losses.dmd2.objective:score"},
     needs={"student": {"critic": ("teacher_clean", "critic_clean", "score_sigma")}},
     metrics={

@@ -3,9 +3,9 @@
 import pytest
 
 from miles_dmd.config.cli import parse_flags
-from miles_dmd.config.nested import OF_TRAINER, ONLY, SHARED
+from miles_dmd.config.nested import CHOICES, OF_TRAINER, SHARED
 from miles_dmd.errors import ConfigError
-from miles_dmd.plan.configuration import _PLAN_KEYS, _TRAINER_KEYS
+from miles_dmd.plan.configuration import PLAN_SETTINGS, TRAINER_SETTINGS
 
 
 @pytest.fixture
@@ -70,11 +70,19 @@ def test_without_a_trainer_type_the_loss_type_decides(parse, own_loss):
         ),
         ("distillation: {enabled: true, distribution_matching: {}}", [], ["distillation.enabled", "must be false"]),
         ("distillation: {enabled: true}", ["dmd2"], ["distillation.enabled", "must be false", "--loss-type dmd2"]),
-        ("distillation: {enabled: 1}", [], ["distillation.enabled 1"]),
+        ("distillation: {enabled: 1}", [], ["distillation.enabled must be true or false, got 1"]),
         ("distillation: {distribution_matching: {fake_ratio: 2}}", [], ["unknown key 'fake_ratio'", "did you mean"]),
         ("distillation: {distribution_matching: {fake_update_ratio: 0.5}}", [], ["fake_update_ratio 0.5"]),
         ("distillation: {distribution_matching: {profile: paper}}", [], ["profile 'paper'", "distribution_only"]),
         ("distillation: {distribution_matching: {rollout_strategy: self_forced}}", [], ["'self_forced'", "ode_euler"]),
+        (
+            "distillation: {distribution_matching: {causal_model_path: c}}",
+            [],
+            ["causal_model_path 'c' cannot"],
+        ),
+        ("distillation: {distribution_matching: [1]}", [], ["distribution_matching must hold names", "not list"]),
+        ("actor_rollout_ref: {model: {pth: 1}}", [], ["actor_rollout_ref.model: unknown key 'pth'", "mean path?"]),
+        ("actor_rollout_ref: x", [], ["actor_rollout_ref must hold names and values", "not str"]),
         ("distillation: {distribution_matching: {rollout_strategy: [1]}}", [], ["[1]", "ode_euler"]),
         ("distillation: {distribution_matching: {recipe: dmd3}}", [], ["'dmd3'"]),
         ("args: {solver: euler}\ndistillation: {distribution_matching: {rollout_strategy: ode_euler}}", [], ["solver"]),
@@ -95,9 +103,8 @@ def test_what_disagrees_or_has_no_meaning_is_refused_in_one_line(parse, own_loss
     assert "\n" not in str(refused.value)
 
 
-def test_both_readers_of_the_nested_form_know_the_same_settings():
-    """One makes arguments of them, the other a plan; the door leaves out what belongs to recipes that cannot run."""
-    known_here, known_there = {*SHARED, *OF_TRAINER, *ONLY}, {"recipe", *_PLAN_KEYS, *_TRAINER_KEYS}
+def test_every_setting_but_those_of_causal_recipes_becomes_an_argument():
+    known = {"recipe", *PLAN_SETTINGS, *TRAINER_SETTINGS}
 
-    assert known_there - known_here == {"causal_model_path", "bidirectional_model_path"}
-    assert known_here <= known_there
+    assert known - {*SHARED, *OF_TRAINER, *CHOICES} == {"causal_model_path", "bidirectional_model_path"}
+    assert known >= {*SHARED, *OF_TRAINER, *CHOICES}

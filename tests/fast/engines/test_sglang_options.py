@@ -53,7 +53,8 @@ def test_teacher_with_other_text_encoders_is_refused(make_args, teacher, tmp_pat
     config = other / "text_encoder" / "config.json"
     config.write_text(config.read_text() + " ")
 
-    for more in (("--teacher-checkpoint", str(other)), ("--actor-hf-checkpoint", str(other))):
+    student = ("--actor-hf-checkpoint", str(other), "--teacher-checkpoint", str(teacher))
+    for more in (("--teacher-checkpoint", str(other)), student):
         with pytest.raises(ConfigError, match=r"^--teacher-checkpoint .* has other text encoders than"):
             sglang(make_args, *URL, *more)
 

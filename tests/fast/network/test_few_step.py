@@ -12,7 +12,7 @@ from diffusers import (
 from miles_dmd.models.sd3 import network as sd3
 from miles_dmd.network.denoiser import Denoiser
 from miles_dmd.network.few_step import sample_until
-from miles_dmd.plan.grid import sigma_grid
+from miles_dmd.sampling.grid import sigma_grid
 
 SHAPE = (4, 8, 8)
 CPU = torch.device("cpu")

@@ -50,19 +50,27 @@ def test_settings_of_the_trainers_are_left_to_them():
 
 REFUSALS = {
     "no block": ({"distillation": {"enabled": False}}, "distillation.distribution_matching is required"),
+    "settings that are a list": (
+        {"distillation": {"distribution_matching": ["dmd2"]}},
+        "distillation.distribution_matching must hold names and values .*, not list",
+    ),
+    "a level that is text": (nested() | {"algorithm": "distillation"}, "algorithm must hold names .*, not str"),
     "nothing": ({}, "distillation.distribution_matching is required"),
     "no model": (nested(path=None), "model_ref"),
     "unknown trainer": (
         nested({"trainer_type": "ppo"}),
-        "algorithm.trainer_type.* must be one of distillation; got 'ppo'",
+        "algorithm.trainer_type 'ppo' is not among distillation",
     ),
-    "trainer that is no name": (nested({"trainer_type": 3}), "must be one of distillation; got 3"),
+    "trainer that is no name": (nested({"trainer_type": 3}), "algorithm.trainer_type 3 is not among distillation"),
     "trainer at odds with the recipe": (
         nested({"trainer_type": "distillation"}, recipe="opd", fake_update_ratio=None),
-        "algorithm.trainer_type 'distillation' disagrees with recipe 'opd'",
+        "recipe 'opd' disagrees with algorithm.trainer_type 'distillation'",
     ),
-    "typo": (nested(fake_warmup_cycle=1), "distribution_matching.fake_warmup_cycle; known is fake_warmup_cycles"),
-    "unknown key": (nested(zzz=1), "unknown key distillation.distribution_matching.zzz; known is recipe, model_path"),
+    "typo": (nested(fake_warmup_cycle=1), "unknown key 'fake_warmup_cycle'; .*did you mean fake_warmup_cycles"),
+    "unknown key": (
+        nested(zzz=1),
+        "distribution_matching: unknown key 'zzz'; there are recipe, model_path",
+    ),
     "no updates": (nested(fake_update_ratio=0), "fake_update_ratio must be a whole number of at least 1, got 0"),
     "false for a number": (nested(fake_warmup_cycles=False), "fake_warmup_cycles must be a whole number"),
 }

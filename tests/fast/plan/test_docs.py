@@ -4,11 +4,21 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from miles_dmd.plan import recipe_registry
+from miles_dmd.plan import (
+    DistillationPlan,
+    ExportSpec,
+    RoleBinding,
+    RoleGroupSpec,
+    RoleLayoutSpec,
+    UpdatePhaseSpec,
+    UpdateSchedule,
+    recipe_registry,
+)
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "control_plane.md").read_text()
@@ -28,6 +38,22 @@ def test_the_worked_example_is_on_the_page():
     assert len(BLOCKS) == 2
     assert "controller.run(2)" in BLOCKS[0]
     assert "recipe_registry.register" in BLOCKS[1]
+
+
+@pytest.mark.parametrize(
+    "part", [DistillationPlan, RoleLayoutSpec, RoleGroupSpec, RoleBinding, UpdateSchedule, UpdatePhaseSpec, ExportSpec]
+)
+def test_every_part_of_a_plan_is_said_to_be_obeyed_or_declared(part):
+    table = PAGE[PAGE.index("### What a run obeys") : PAGE.index("`opd` waits")]
+    elsewhere = {"name", "role", "group"}  # of a group or a binding: what others refer to
+
+    assert [row.name for row in fields(part) if row.name not in elsewhere and f"`{row.name}" not in table] == []
+
+
+def test_every_place_where_a_plan_is_obeyed_is_there():
+    table = PAGE[PAGE.index("### What a run obeys") : PAGE.index("`opd` waits")]
+
+    assert [name for name in re.findall(r"`([\w/]+\.py)`", table) if not (ROOT / "miles_dmd" / name).exists()] == []
 
 
 def test_every_recipe_and_storage_is_on_the_page():

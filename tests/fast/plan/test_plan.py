@@ -11,10 +11,8 @@ from miles_dmd.plan import (
     RoleBinding,
     RoleGroupSpec,
     RoleLayoutSpec,
-    ScoreTransportSpec,
     UpdatePhaseSpec,
     UpdateSchedule,
-    unsupported,
     validate_distillation_plan,
 )
 
@@ -145,50 +143,6 @@ def test_the_horizon_of_a_discriminator_is_that_of_the_fake_score(make_plan):
     plan = make_plan(profile="paper", fake_warmup_cycles=1)
 
     assert plan.optimizer_steps(3) == {"student": 3, "fake_score": 8, "discriminator": 8}
-
-
-def _with(plan, **changes):
-    return replace(plan, role_layout=replace(plan.role_layout, **changes))
-
-
-MISSING = {
-    "the causal data plane": lambda make: make("self_forcing"),
-    "the initialization stage 'ode_regression'": lambda make: make("causvid"),
-    "the data mode 'regression_pairs'": lambda make: make("dmd"),
-    "a discriminator": lambda make: make(profile="paper"),
-    "adapters on the shared base of ['base']": lambda make: make(),
-    "in separate groups": lambda make: make(role_storage="colocated_independent"),
-    "the score transport 'ray'": lambda make: _with(
-        make(role_storage="actor_critic"), score_transport=ScoreTransportSpec("ray", "mooncake")
-    ),
-    "standalone placement": lambda make: _with(
-        make(role_storage="actor_critic"),
-        groups=[
-            RoleGroupSpec("critic", "/m", "independent_module", "standalone"),
-            RoleGroupSpec("actor", "/m", "independent_module"),
-        ],
-    ),
-}
-
-
-@pytest.mark.parametrize(("missing", "build"), MISSING.items(), ids=MISSING)
-def test_a_plan_that_cannot_run_is_declared_inspected_and_refused_at_the_door(make_plan, missing, build):
-    plan = build(make_plan)
-
-    assert any(missing in reason for reason in unsupported(plan))
-    with pytest.raises(NotImplementedError, match="can be declared but not run") as refusal:
-        plan.refuse_unrunnable()
-    assert missing in str(refusal.value)
-    assert isinstance(refusal.value, PlanError)
-
-
-@pytest.mark.parametrize("recipe", ["dmd2", "opd"])
-def test_what_is_built_passes_the_door(make_plan, recipe):
-    plan = make_plan(role_storage="actor_critic") if recipe == "dmd2" else make_plan("opd", fake_update_ratio=None)
-
-    plan.refuse_unrunnable()
-
-    assert unsupported(plan) == ()
 
 
 def test_a_plan_of_ones_own_names_the_roles_that_its_objective_reads():

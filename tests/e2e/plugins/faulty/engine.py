@@ -4,7 +4,7 @@ from faulty.places import come_to
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.inprocess import engine as inprocess
 
-engine = EngineType(build="faulty.engine:build")
+engine = EngineType(build="faulty.engine:build", rollouts=inprocess.rollouts)
 
 
 def build(*args, **more):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from miles_dmd.losses.dmd2 import loss_type as dmd2
-from miles_dmd.plan.contracts import RoleBinding
+from miles_dmd.plan import RoleBinding
 
 ROLES = ("fake_score", "head")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles_dmd.errors import ConfigError, PlanError
-from miles_dmd.plan import shifted, sigma_grid
+from miles_dmd.sampling.grid import shifted, sigma_grid
 
 
 @pytest.mark.parametrize(

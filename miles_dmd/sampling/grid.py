@@ -1,11 +1,11 @@
-"""Which noise levels does a few-step sampler visit?"""
+"""Noise levels of a few-step sampler: equally spaced, then shifted."""
 
 from __future__ import annotations
 
 import math
 
 from miles_dmd.errors import ConfigError
-from miles_dmd.plan.frozen import count
+from miles_dmd.validators import count
 
 
 def shifted(u: float, shift: float) -> float:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles_dmd.errors import ConfigError, PlanError
-from miles_dmd.plan import micro_batches, rows_of_rank
+from miles_dmd.sampling.partition import micro_batches, rows_of_rank
 
 
 @given(rows=st.integers(1, 9), world_size=st.integers(1, 9))

@@ -1,16 +1,16 @@
-"""Which logical roles are there, and in which physical model does each of them live?"""
+"""Logical roles, the physical groups that hold them, and the role that is exported."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from miles_dmd.errors import PlanError
-from miles_dmd.plan.frozen import assign, choice, flag, immutable, instance, repeated, sequence, text
+from miles_dmd.plan.declared.transport import ScoreTransportSpec
+from miles_dmd.plan.frozen import assign, immutable
+from miles_dmd.validators import choice, flag, instance, repeated, sequence, text
 
 STORAGES = ("shared_base_adapters", "independent_module")
 PLACEMENTS = ("colocated", "standalone")
-PROVIDERS = ("colocated", "ray")
-TENSOR_BACKENDS = ("local", "ray_nixl", "mooncake")
 EXPORTABLE_ROLES = ("student", "student_ema")
 FROZEN_ROLES = ("teacher_score", "student_ema")
 
@@ -53,25 +53,8 @@ class RoleBinding:
 
 
 @immutable
-class ScoreTransportSpec:
-    """How scores reach the student: within the placement, or from Ray actors elsewhere."""
-
-    provider: str = "colocated"
-    tensor_backend: str = "local"
-
-    def __post_init__(self) -> None:
-        choice("ScoreTransportSpec.provider", self.provider, PROVIDERS)
-        choice("ScoreTransportSpec.tensor_backend", self.tensor_backend, TENSOR_BACKENDS)
-        if (self.provider == "colocated") != (self.tensor_backend == "local"):
-            raise PlanError(
-                f"score transport {self.provider!r} cannot use the tensor backend {self.tensor_backend!r}; "
-                "colocated takes local, ray takes ray_nixl or mooncake"
-            )
-
-
-@immutable
 class ExportSpec:
-    """What a run leaves behind. Teacher, fake score and discriminator are never exported."""
+    """The role that is exported. Teacher, fake score and discriminator never are."""
 
     role: str = "student_ema"
     checkpoint_engine_backend: str = "naive"
@@ -117,7 +100,7 @@ class RoleLayoutSpec:
 
 
 def validate_role_layout(layout: RoleLayoutSpec) -> None:
-    """Refuses a layout whose parts contradict each other, before a model is allocated."""
+    """Raises PlanError for a layout whose parts contradict each other."""
     if not layout.groups:
         raise PlanError("a role layout needs at least one role group")
     if not layout.bindings:
@@ -160,7 +143,7 @@ def _check_group(layout: RoleLayoutSpec, group: RoleGroupSpec) -> None:
 
 
 def validate_export_role(export: ExportSpec, roles: Collection[str]) -> None:
-    """Refuses to export a role that nothing in the layout computes."""
+    """Raises PlanError for the export of a role that the layout does not bind."""
     if export.role not in roles:
         raise PlanError(f"export role {export.role!r} is not bound; bound are {', '.join(sorted(roles))}")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles_dmd.errors import PlanError
-from miles_dmd.plan import stop_steps
+from miles_dmd.sampling.stopping import stop_steps
 
 POLICIES = ["uniform", "stratified", "cycle"]
 UNIFORM, STRATIFIED = (0, 0, 0, 2, 3, 1, 1, 3), (1, 3, 2, 3, 2, 0, 0, 1)

@@ -1,9 +1,9 @@
-"""Which rank and which micro-batch does a sample belong to? Whole numbers only."""
+"""Samples dealt out to ranks and micro-batches. Whole numbers only."""
 
 from __future__ import annotations
 
 from miles_dmd.errors import ConfigError
-from miles_dmd.plan.frozen import count
+from miles_dmd.validators import count
 
 
 def rows_of_rank(num_samples: int, rank: int, world_size: int) -> range:

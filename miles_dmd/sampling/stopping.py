@@ -1,10 +1,10 @@
-"""At which step does the rollout of each sample stop?"""
+"""The step at which the rollout of each sample stops."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
 
-from miles_dmd.plan.frozen import choice, count
+from miles_dmd.validators import choice, count
 
 POLICIES = ("uniform", "stratified", "cycle")
 
