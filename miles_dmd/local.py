@@ -33,7 +33,7 @@ def named(who: str, doing: str) -> Iterator[None]:
     """An error keeps its kind here, and gets a note that says what a Ray run's ClusterError says."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # a plug-in may also exit, or be cancelled
         error.add_note(f"{who}, while {doing}")
         raise
 
