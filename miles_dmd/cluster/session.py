@@ -159,7 +159,7 @@ def _servers() -> dict[int, str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8", errors="replace")  # a process names itself as it likes
     except OSError:
         return ""
 

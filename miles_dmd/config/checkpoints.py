@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -205,6 +206,6 @@ def encoder_fingerprint(components: Iterable[str], directory: Path, known: Path 
             continue
         for path in sorted((directory / component).rglob("*")):
             if path.is_file():
-                digest.update(str(path.relative_to(directory)).encode())
+                digest.update(os.fsencode(path.relative_to(directory)))
                 digest_file(digest, path, known)
     return digest.hexdigest()
