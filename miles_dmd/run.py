@@ -46,7 +46,7 @@ from miles_dmd.report import resolved_run
 from miles_dmd.saving import CheckpointSaver, remembering, restore
 from miles_dmd.signals import StopRequest, listening
 from miles_dmd.streams import show
-from miles_dmd.students import BEST_STUDENT, KeepBest, export_student
+from miles_dmd.students import BEST_STUDENT, STUDENT, KeepBest, export_student, nothing_left
 
 
 class DistillationTrainer:
@@ -177,7 +177,7 @@ class DistillationTrainer:
                 saver.finish(controller.counters)
             self.stop.raise_if_requested()
             grids.finish(controller.counters, executor)
-            export_student(args, self.loss_type, executor, directory / "student")
+            export_student(args, self.loss_type, executor, directory / STUDENT)
             journal.finish(executor, controller)
         return controller
 
@@ -237,9 +237,12 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
             args = parse_flags(argv, program)
             trainer = DistillationTrainer(args, stop=request)  # checks them, once
             show(resolved_run(args))
-            if not args.dry_run:
+            resume = open_resume(args)
+            if resume is not None and (why := nothing_left(args, resume)):
+                show(f"\n{why}")
+            elif not args.dry_run:
                 trainer.fit()
-            elif (resume := open_resume(args)) is not None:
+            elif resume is not None:
                 resume.verify()
                 show(f"\n{resume}")
     except HelpShown:
