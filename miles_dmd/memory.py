@@ -67,7 +67,8 @@ def _parameters(args: Args, checkpoint: str) -> int:
     """Of the network that is distilled: from its weights' headers, or where there are none from its config.json."""
     family: ModelFamily = registry.load("models", args.model_family)
     directory = Path(checkpoint) / family.network_component
-    return safetensors_parameters(directory) or family.count_parameters(read_json(directory / "config.json"))
+    found = safetensors_parameters(directory, family.saved_buffers)
+    return found or family.count_parameters(read_json(directory / "config.json"))
 
 
 def _without_weights(args: Args, trainers: Mapping[str, Args]) -> str:

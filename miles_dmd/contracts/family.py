@@ -53,6 +53,8 @@ class ModelFamily:
     """Most text tokens that the stock pipeline takes."""
     buffer_bytes: Callable[[Mapping[str, Any]], int] = lambda config: 0
     """Bytes of the network's buffers, which every rank holds whole, from its config.json."""
+    saved_buffers: tuple[str, ...] = ()
+    """Names of those that are saved beside the parameters."""
     can_guide: bool = True
     """Whether there is an unconditional branch; False for guidance-distilled models."""
     torch_module: str = ""
