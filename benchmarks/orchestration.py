@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("orchestration.json"))
     chosen, chosen.more = parser.parse_known_args()
     result = memory(chosen) if chosen.memory_cycles else ratios(chosen)
-    chosen.json.write_text(json.dumps(result, indent=2) + "\n")
+    chosen.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"written to {chosen.json}")
     return 0
 
@@ -118,7 +118,7 @@ def processes_of_the_run() -> dict[str, int]:
     found = {"driver": os.getpid()}
     for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
         with contextlib.suppress(OSError):  # it has just ended
-            title = (folder / "cmdline").read_text().split("\0")[0]
+            title = (folder / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")[0]
             if title.startswith("ray::") and "Actor" in title and is_descendant(int(folder.name)):
                 found[f"{title[5:].split('.')[0]} {folder.name}"] = int(folder.name)
     return found
@@ -136,7 +136,7 @@ def private_mib(process: int) -> float:
 
 
 def status(process: int) -> dict[str, str]:
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines)
 
 

@@ -37,7 +37,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         rows = measure(variants(chosen, stack), chosen)
     show(rows)
-    chosen.json.write_text(json.dumps(rows, indent=2) + "\n")
+    chosen.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     print(f"written to {chosen.json}")
     return 0
 

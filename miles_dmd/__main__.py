@@ -1,54 +1,80 @@
-"""The ``miles-dmd`` command: inspect checkpoints. Training is ``train_diffusion.py``.
+"""The ``miles-dmd`` command: train, and inspect checkpoints; also ``python -m miles_dmd``.
 
+miles-dmd train [flags]                          the same as python train_diffusion.py
 miles-dmd checkpoint inspect DIR [--verify]
 """
 
-import os
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 
 from miles_dmd.early import stand_by
-from miles_dmd.errors import MilesDmdError
+from miles_dmd.streams import OutputError, leave, say, show
+
+PROGRAM = "miles-dmd"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: done; 1: a file cannot be read; 2: refused; 130: stopped. Each but the first in one line."""
+    """0: done; 1: a file cannot be read, or the output not written; 2: refused; 130: stopped. Each but the first in one
+    line. What ``train`` returns stands at ``miles_dmd.run.main``."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["train"]:
+        from miles_dmd.run import main as train
+
+        return train(words[1:], program=f"{PROGRAM} train")
+    return _look(words)
+
+
+def _look(words: Sequence[str]) -> int:
+    from miles_dmd.errors import MilesDmdError
+
     try:
-        return _inspect(argv)
+        return _inspect(words)
     except MilesDmdError as error:
         said, code = f"error: {error}", 2
-    except BrokenPipeError:  # who reads has seen enough
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # or Python would try once more at its end, and say so
-        return 0
+    except OutputError as error:
+        said, code = str(error), 1
+        if error.reader_gone:
+            return 0
     except OSError as error:
         said, code = f"{error.filename or 'a file'} cannot be read: {error.strerror}", 1
     except KeyboardInterrupt:
         said, code = "stopped by SIGINT", 130
-    print(f"miles-dmd: {said}", file=sys.stderr)
+    say(f"{PROGRAM}: {said}")
     return code
 
 
-def _inspect(argv: Sequence[str] | None) -> int:
+def _inspect(words: Sequence[str]) -> int:
     import argparse
 
     from miles_dmd.checkpoint.inspect import inspect
     from miles_dmd.version import VERSION
 
-    parser = argparse.ArgumentParser("miles-dmd", description="Look at what a run left.")
+    parser = argparse.ArgumentParser(PROGRAM, description="Train, and look at what a run left.")
     parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parser("train", add_help=False, help="distil a model; `miles-dmd train --help` lists the flags")
     checkpoint = commands.add_parser("checkpoint", help="whole-run checkpoints").add_subparsers(
         required=True, metavar="COMMAND"
     )
     shown = checkpoint.add_parser("inspect", help="print a manifest, and whether all of its files are there")
     shown.add_argument("directory", metavar="DIR", help="a checkpoint, or a run's directory: its newest")
     shown.add_argument("--verify", action="store_true", help="compute the checksum of every file")
-    given = parser.parse_args(argv)
-    print(inspect(given.directory, verify=given.verify), flush=True)
+    given = parser.parse_args(words)
+    show(inspect(given.directory, verify=given.verify))
     return 0
 
 
+def command() -> None:
+    """The installed program."""
+    stand_by(PROGRAM)
+    try:
+        status: int | str | None = main()
+    except SystemExit as shown:  # of argparse: --help, --version, words that it does not know
+        status = shown.code
+    leave(PROGRAM, status)
+
+
 if __name__ == "__main__":
-    stand_by("miles-dmd")
-    sys.exit(main())
+    command()

@@ -1,16 +1,38 @@
-"""Signal handlers for the time while Python imports: the process ends in one line."""
+"""Checks before the package is imported: Python version, open streams, signal handlers that end in one line."""
+
+from __future__ import annotations
 
 import os
 import signal
+import sys
+
+from miles_dmd.streams import open_closed_streams, say, say_at_once
+
+OLDEST = (3, 11)
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+"""What stops a run: a terminal that closes, Ctrl-C, and whoever ends a job."""
 
 
 def stand_by(program: str) -> None:
-    """Until ``signals.listening`` takes over, and after it: nothing has been started that could be left behind."""
+    """Until ``signals.listening`` takes over, and after it, a signal ends the process in one line: nothing has been
+    started that could be left behind. Exits with 2 under a Python that is too old.
+    """
+    open_closed_streams()
+    if sys.version_info < OLDEST:  # this file and ``streams`` keep to what older ones can read
+        here = ".".join(map(str, sys.version_info[:3]))
+        say(f"{program}: error: Python {here} is too old; make the environment with Python 3.11 or newer")
+        sys.exit(2)
 
     def leave(number: int, frame: object) -> None:
         # an exception would come up in the middle of an import, and some of those swallow it
-        os.write(2, f"{program}: stopped by {signal.Signals(number).name}\n".encode())
+        say_at_once(f"{program}: stopped by {signal.Signals(number).name}")
         os._exit(128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in heard():
         signal.signal(number, leave)
+
+
+def heard() -> tuple[signal.Signals, ...]:
+    """Those of SIGNALS that the parent did not set to ignored, as ``nohup`` does, and a shell for ``command &`` in a
+    script: they stay so."""
+    return tuple(number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)

@@ -115,6 +115,6 @@ def noting(who: str, doing: str) -> Iterator[None]:
     """Add a note to an error: who was doing what. In a Ray run the ClusterError says the same."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # a plug-in may also exit, or be cancelled
         error.add_note(f"{who}, while {doing}")
         raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from miles_dmd.checkpoint.store import FOLDER, run_directory, whole_checkpoints
 from miles_dmd.config.runs import FAILURE_LOG
 from miles_dmd.errors import ConfigError, SaveError
+from miles_dmd.streams import OutputError, say
 
 
 def tell(
@@ -27,11 +27,15 @@ def tell(
     # whatever the error: who signals a whole group of processes has ended some that this one waited for
     if signal_number is not None and not isinstance(error, SaveError):
         said, code = stopped(signal_number, directory, checkpoint), 128 + signal_number
+    elif isinstance(error, OutputError):
+        if error.reader_gone and not began:
+            return 0
+        said, code = str(error), 1
     elif isinstance(error, ConfigError) and not began:
         said, code = f"error: {' '.join(str(error).split())}", 2
     else:
         said, code = told(error, directory, checkpoint), 1
-    print(f"{program}: {said}", file=sys.stderr)
+    say(f"{program}: {said}")
     return code
 
 
@@ -47,7 +51,8 @@ def write_traceback(error: BaseException, directory: Path | None) -> Path:
         directory = Path(tempfile.mkdtemp(prefix="miles_dmd-failure-"))
     path = directory / FAILURE_LOG
     directory.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(traceback.format_exception(error)))
+    # a path may hold bytes that are no text
+    path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
     return path
 
 

@@ -131,7 +131,7 @@ _digests: dict[str, str] = {}
 
 def _remembered(known: Path | None, key: str) -> str | None:
     try:
-        text = (known / key).read_text() if known is not None else ""
+        text = (known / key).read_text(encoding="utf-8") if known is not None else ""
     except (OSError, ValueError):
         return None
     return text if len(text) == 64 and set(text) <= set("0123456789abcdef") else None

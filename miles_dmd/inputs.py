@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,12 @@ def unsound(text: str) -> str:
     return ""
 
 
+def other_locale() -> str:
+    """A cure for names that are not ASCII, where Python takes those of files for something else than UTF-8."""
+    encoding = sys.getfilesystemencoding()
+    return "" if encoding == "utf-8" else f"; this locale's names are {encoding}: set PYTHONUTF8=1"
+
+
 def _status(path: str | Path) -> os.stat_result | None:
     try:
         return os.stat(path)
@@ -120,7 +127,7 @@ def _status(path: str | Path) -> os.stat_result | None:
     except OSError as error:  # no permission, a name too long, a circle of links
         raise ConfigError(f"{path}: cannot be looked at ({error.strerror})") from error
     except ValueError as error:  # a NUL, or half a surrogate pair
-        raise ConfigError(f"{path}: is no path ({error})") from error
+        raise ConfigError(f"{path}: is no path ({error}){other_locale()}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,10 @@ def memory(args: Args, plan: DistillationPlan, trainers: Mapping[str, Args]) -> 
     sampling, tables = number * (COMPUTE[args.compute_dtype] or MASTER), _tables(args)
     sizes = (_size(sampling), "-", "-", "-", _size(tables), _size(sampling + tables))
     rows.append(("rollout", "student", f"{number:,}", *sizes))
-    note = "an estimate: without activations, gathered blocks, text encoders and VAE; tables are not sharded"
+    note = (
+        "an estimate: without activations, gathered blocks, text encoders and VAE\n"
+        "  tables: fixed values that come with the network, such as positions; every rank holds them whole"
+    )
     if args.sample_prompts:
         note += "\n  rollout holds the teacher, too, while it draws the first grid of samples"
     return rows, note + _without_weights(args, trainers)
@@ -67,7 +70,8 @@ def _parameters(args: Args, checkpoint: str) -> int:
     """Of the network that is distilled: from its weights' headers, or where there are none from its config.json."""
     family: ModelFamily = registry.load("models", args.model_family)
     directory = Path(checkpoint) / family.network_component
-    return safetensors_parameters(directory) or family.count_parameters(read_json(directory / "config.json"))
+    found = safetensors_parameters(directory, family.saved_buffers)
+    return found or family.count_parameters(read_json(directory / "config.json"))
 
 
 def _without_weights(args: Args, trainers: Mapping[str, Args]) -> str:

@@ -139,9 +139,8 @@ def batch_table(run: Run) -> Table:
 
 
 def placement_table(run: Run) -> Table:
-    device = {"auto": "a GPU where there is one for each, else the CPU"}.get(run.args.device, run.args.device)
     if run.args.local:
-        return Table("Placement", [("--local", f"everything in this process; {device}")])
+        return Table("Placement", [("--local", f"everything in this process; {_devices(run.args, 1, 'this machine')}")])
     ranks = {group: own.num_trainer_ranks for group, own in run.trainers.items()}
     servers = registry.load("engines", run.args.rollout_engine).num_servers(run.args)
     rows = [("bundle", "a rank of each")]
@@ -152,7 +151,17 @@ def placement_table(run: Run) -> Table:
     if servers:
         rows.append(("all in turn", _counted(servers, "rollout server")))
     share = f"1/{len(ranks) + 1 + math.ceil(servers / max(ranks.values()))}"
+    device = _devices(run.args, max(ranks.values()), "the cluster")
     return Table("Placement", rows, f"one device a bundle ({device}), {share} of it asked for by each occupant")
+
+
+def _devices(args: Args, bundles: int, where: str) -> str:
+    """What the run computes on: --device auto takes CPUs only where there is no GPU at all."""
+    if args.device != "auto":
+        return args.device
+    if bundles == 1:
+        return f"a GPU where {where} has one, else the CPU"
+    return f"CPUs where {where} has no GPU; else GPUs, and with fewer than {bundles} of them the run is refused"
 
 
 def memory_table(run: Run) -> Table:

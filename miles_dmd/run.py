@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from miles_dmd.batches import RolloutBatches
 from miles_dmd.checkpoint.store import run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
-from miles_dmd.config.cli import PROGRAM, parse_flags
+from miles_dmd.config.cli import PROGRAM, HelpShown, parse_flags
 from miles_dmd.config.places import require_cluster
 from miles_dmd.config.resume import Resume, open_resume
 from miles_dmd.config.runs import clear, own_directory
@@ -43,7 +44,8 @@ from miles_dmd.prompts import PromptSource
 from miles_dmd.report import resolved_run
 from miles_dmd.saving import CheckpointSaver, remembering, restore
 from miles_dmd.signals import StopRequest, listening
-from miles_dmd.students import BEST_STUDENT, KeepBest, export_student
+from miles_dmd.streams import show
+from miles_dmd.students import BEST_STUDENT, STUDENT, KeepBest, export_student, nothing_left
 
 
 class DistillationTrainer:
@@ -172,7 +174,7 @@ class DistillationTrainer:
                 saver.finish(controller.counters)
             self.stop.raise_if_requested()
             grids.finish(controller.counters, executor)
-            export_student(args, self.loss_type, executor, directory / "student")
+            export_student(args, self.loss_type, executor, directory / STUDENT)
             journal.finish(executor, controller)
         return controller
 
@@ -215,24 +217,30 @@ def started_run(args: Args, loss_type: LossType, plan: DistillationPlan) -> Iter
         yield started, prompts
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """The command line. 0: done; 1: the run failed; 2: it was asked for what cannot be, and nothing was written;
-    130 and 143: it was told to stop, by SIGINT or SIGTERM."""
+    129, 130 and 143: it was told to stop, by SIGHUP, SIGINT or SIGTERM."""
     setup_logging()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a path may hold what it cannot show
+        if isinstance(stream, io.TextIOWrapper):  # a notebook's is another, and shows everything
+            stream.reconfigure(errors="backslashreplace")  # a path may hold what it cannot show
     request, trainer = StopRequest(), None
     try:
         with listening(request):
-            args = parse_flags(argv)
+            args = parse_flags(argv, program)
             trainer = DistillationTrainer(args, stop=request)  # checks them, once
-            print(resolved_run(args))
-            if not args.dry_run:
+            show(resolved_run(args))
+            resume = open_resume(args)
+            if resume is not None and (why := nothing_left(args, resume)):
+                show(f"\n{why}")
+            elif not args.dry_run:
                 trainer.fit()
-            elif (resume := open_resume(args)) is not None:
+            elif resume is not None:
                 resume.verify()
-                print(f"\n{resume}")
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place where a failure is told
+                show(f"\n{resume}")
+    except HelpShown:
+        return 0
+    except BaseException as error:  # noqa: BLE001 - the one place where a failure is told; a plug-in may exit, too
         state = (trainer.began, trainer.directory, trainer.last_checkpoint) if trainer else (False, None, None)
-        return tell(PROGRAM, error, *state, signal_number=request.signal)
+        return tell(program, error, *state, signal_number=request.signal)
     return 0

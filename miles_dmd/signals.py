@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first asks a run to stop, the second ends it at once.
+"""SIGINT, SIGTERM and SIGHUP: the first asks a run to stop, a second one ends it at once.
 
 while nothing can be saved      the running cycle is abandoned: ``Stopped`` is raised where the run stands
 while it can be                 the running cycle is finished and saved; whoever plays the cycles asks ``requested``
@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from miles_dmd.early import heard
+from miles_dmd.streams import drop_lost_terminal, say_at_once
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was told to stop, by ``signal``; the exit code is the shell's for it: 130 or 143."""
+    """The run was told to stop, by ``signal``; the exit code is the shell's for it: 129, 130 or 143."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -55,29 +56,33 @@ class StopRequest:
             self._finishes_cycle = False
 
     def receive(self, number: int, frame: FrameType | None = None) -> None:
-        """The handler of both signals."""
+        """The handler of all of them."""
+        if number == signal.SIGHUP:
+            drop_lost_terminal()
+            if self.signal is not None:
+                return
         if self.signal is not None:
             leave_at_once(number)
         self.signal = number
         if not self._finishes_cycle:
             raise Stopped(number)
-        # not print: the handler may have interrupted one
         name = signal.Signals(number).name
-        os.write(2, f"{name}: finishing the running cycle to save it; a second signal leaves at once\n".encode())
+        say_at_once(f"{name}: finishing the running cycle to save it; a second signal leaves at once")
 
 
 @contextlib.contextmanager
 def listening(request: StopRequest) -> Iterator[None]:
-    """Both signals go to ``request`` within the block. Nothing happens outside the main thread, which alone may."""
+    """What is not ignored goes to ``request`` within the block. Nothing happens outside the main thread, which alone
+    may set handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, request.receive) for number in SIGNALS}
+    before = {number: signal.signal(number, request.receive) for number in heard()}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
 
 
 def leave_at_once(number: int) -> NoReturn:

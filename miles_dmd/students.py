@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd import registry
-from miles_dmd.contracts.distillation import Distillation
+from miles_dmd.checkpoint.store import run_directory
+from miles_dmd.config.args import Args
+from miles_dmd.config.resume import Resume
+from miles_dmd.config.runs import continues
+from miles_dmd.contracts.distillation import Distillation, read_distillation
 from miles_dmd.contracts.loss import LossType
+from miles_dmd.errors import FormatError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.files import atomic_write_text, recover_directory, replace_directory
 from miles_dmd.sampling.grid import sigma_grid
 
 logger = logging.getLogger(__name__)
 
+STUDENT = "student"
 BEST_STUDENT = "student_best"
 BEST = "best.json"
 
@@ -28,6 +34,26 @@ def export_student(args: Any, loss_type: LossType, executor: GroupExecutor, dire
     with executor.spans.span("save", group="rollout"):
         # absolute: the worker that writes it may have been started elsewhere
         executor.export(directory.resolve(), describe(args, loss_type, executor.policy_version))
+
+
+def nothing_left(args: Args, resume: Resume) -> str:
+    """Why going on from ``resume`` would only end with the student that lies there; empty where there is work left."""
+    steps, student = resume.manifest.counters["global_step"], (run_directory(resume.directory) or Path()) / STUDENT
+    if steps < args.num_rollout or resume.allowed or not continues(args) or not _is_exported(student, resume):
+        return ""
+    return (
+        f"Nothing is left to do: {resume.directory} has all {steps} student steps, and its student is {student}. To "
+        "train on, raise --num-rollout; to export it again, remove it."
+    )
+
+
+def _is_exported(student: Path, resume: Resume) -> bool:
+    """The summary is written after it, last of all."""
+    try:
+        version = read_distillation(student).policy_version
+    except FormatError:
+        return False
+    return version == resume.manifest.policy_version and (student.parent / "summary.json").is_file()
 
 
 class KeepBest:
@@ -109,7 +135,7 @@ class KeepBest:
 def read_best(directory: Path) -> dict[str, Any]:
     """What best.json in ``directory`` says; empty where there is none."""
     try:
-        return dict(json.loads((directory / BEST).read_text()))
+        return dict(json.loads((directory / BEST).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
 

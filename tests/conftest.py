@@ -1,7 +1,13 @@
 """What tests share: one thread, the shipped digits teacher, small networks, and arguments to run them with."""
 
 import os
+import signal
 from pathlib import Path
+
+# whoever starts pytest in the background, or by nohup, ignores these, and every process of a test would inherit it
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"  # before torch is imported: two threads on a busy 2-core machine are far slower

@@ -45,7 +45,7 @@ def clip_tokenizer(directory: Path, pad_token: str) -> Any:
         "eos_token": "<|endoftext|>",
         "unk_token": "<|endoftext|>",
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return CLIPTokenizer.from_pretrained(directory)
 
 
@@ -83,7 +83,7 @@ def t5_tokenizer(directory: Path) -> Any:
         "pad_token": "<pad>",
         "model_max_length": LENGTH,
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return T5Tokenizer.from_pretrained(directory)
 
 

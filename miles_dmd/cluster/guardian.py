@@ -68,7 +68,7 @@ def members(directory: str, known: Mapping[int, str]) -> Processes:
 def _status(process: Path) -> tuple[int, str] | None:
     """(parent, start); None for one that is gone, or dead and not yet buried."""
     try:
-        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        fields = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] == "Z" else (int(fields[1]), fields[19])

@@ -69,7 +69,8 @@ def _on(node_id: str) -> Any:
 
 
 def _free_gib() -> float:
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text(encoding="utf-8").splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) / 2**20
     return float("nan")

@@ -21,6 +21,7 @@ import ray._private.worker
 from miles_dmd.cluster.asking import Asker
 from miles_dmd.cluster.guardian import Guardian
 from miles_dmd.config.places import no_cluster, unheard
+from miles_dmd.early import SIGNALS
 from miles_dmd.errors import ClusterError
 
 logger = logging.getLogger(__name__)
@@ -99,9 +100,10 @@ def _local_cluster(asker: Asker, timeout: float) -> Iterator[Session]:
 
 
 def _start(**own: Any) -> None:
-    """Who stops a job by SIGTERM sends it to all of its processes, and the driver finishes the cycle with them: so
-    they inherit that it is blocked, as Ray itself blocks SIGINT for them. They are ended by SIGKILL, then."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    """Who stops a job by SIGTERM sends it to all of its processes, as a terminal that closes does with SIGHUP, and the
+    driver finishes the cycle with them: so they inherit that both are blocked, as Ray itself blocks SIGINT for them.
+    They are ended by SIGKILL, then."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
     ray.init(address="local", **own, **QUIET)
     # a second for each of them is what Ray would wait for nothing; one that has no such method any more waits it
     with contextlib.suppress(AttributeError):
@@ -132,13 +134,13 @@ def _hush() -> None:
 @contextlib.contextmanager
 def _same_handlers() -> Iterator[None]:
     """Ray's core puts a handler of its own in the place of the program's; on SIGTERM it ends it with a stack trace."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _servers() -> dict[int, str]:
@@ -157,7 +159,7 @@ def _servers() -> dict[int, str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8", errors="replace")  # a process names itself as it likes
     except OSError:
         return ""
 

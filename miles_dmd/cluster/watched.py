@@ -7,11 +7,13 @@ main thread for actors without such groups.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import queue
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -49,7 +51,25 @@ def _news() -> News:
     return news
 
 
+def _exits_told(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A plug-in that exits would end the process, and nobody would know why it died."""
+
+    @functools.wraps(method)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except SystemExit as error:
+            raise RuntimeError(f"called sys.exit({error.code})") from error
+
+    return told
+
+
 class Watched:
+    def __init_subclass__(cls) -> None:
+        for name, method in list(vars(cls).items()):
+            if inspect.isfunction(method):
+                setattr(cls, name, _exits_told(method))
+
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
     def until_news(self) -> list[Said]:
         """Returns when this process has something to say; who waits for it also hears of its end."""

@@ -5,6 +5,7 @@ Every trainer's arguments are recorded as they were resolved, and what its weigh
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,6 @@ def pipeline_fingerprint(directory: str, components: tuple[str, ...], known: Pat
     for component in components:
         for path in sorted((Path(directory) / component).rglob("*")):
             if path.is_file():
-                digest.update(path.relative_to(directory).as_posix().encode())
+                digest.update(os.fsencode(path.relative_to(directory)))
                 digest_file(digest, path, known)
     return digest.hexdigest()

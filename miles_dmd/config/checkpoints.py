@@ -3,8 +3,9 @@
 import hashlib
 import json
 import math
+import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +19,6 @@ C = TypeVar("C")
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 ENCODER_WEIGHTS = "model.safetensors"
-NOT_PARAMETERS = ("pos_embed.pos_embed",)
-"""The sine table of diffusers' PatchEmbed: a buffer that is saved beside the parameters (226 M numbers in SD3.5)."""
 LARGEST = 4 * MIB
 """Of a component's configuration, or of the index of its weights."""
 _LARGEST_HEADER = 100 * 2**20
@@ -131,12 +130,13 @@ def _require_inside(name: str, document: Path) -> None:
         raise ConfigError(f"{document} names {shown(name)}, which is not beside it; it is not read")
 
 
-def safetensors_parameters(directory: Path) -> int | None:
-    """Number of parameters of a component, from the headers of its files; None where they are not all there."""
+def safetensors_parameters(directory: Path, buffers: Collection[str] = ()) -> int | None:
+    """Number of parameters of a component, from the headers of its files, which hold ``buffers`` beside them; None
+    where they are not all there."""
     files = weight_files(directory)
     if not all(map(is_file, files)):
         return None
-    return sum(math.prod(shape) for name, shape in _shapes(files).items() if name not in NOT_PARAMETERS)
+    return sum(math.prod(shape) for name, shape in _shapes(files).items() if name not in buffers)
 
 
 def require_tensors(directory: Path, marks: Mapping[str, tuple[int, ...]]) -> None:
@@ -205,6 +205,6 @@ def encoder_fingerprint(components: Iterable[str], directory: Path, known: Path 
             continue
         for path in sorted((directory / component).rglob("*")):
             if path.is_file():
-                digest.update(str(path.relative_to(directory)).encode())
+                digest.update(os.fsencode(path.relative_to(directory)))
                 digest_file(digest, path, known)
     return digest.hexdigest()

@@ -16,6 +16,7 @@ from miles_dmd.config.trainers import TrainerConfig
 from miles_dmd.config.values import ANY, from_text, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.shown import shown
+from miles_dmd.streams import show
 
 PROGRAM = "train_diffusion.py"
 DESCRIPTION = "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets]."
@@ -24,15 +25,20 @@ KNOWN_GROUPS = {"actor", "critic", "teacher"}
 """Groups that users speak of, whether or not an installed loss type has them."""
 
 
+class HelpShown(SystemExit):
+    """``--help`` was asked for and printed: the process has nothing more to do. Others who exit are a failure."""
+
+
 def parse_args(argv: Sequence[str] | None = None) -> Args:
-    """The run that ``argv`` asks for, its files and cross-field rules checked. Raises ConfigError; ``--help`` exits."""
+    """The run that ``argv`` asks for, its files and cross-field rules checked. Raises ConfigError; HelpShown, which
+    exits."""
     args = parse_flags(argv)
     check_args(args)
     return args
 
 
-def parse_flags(argv: Sequence[str] | None = None) -> Args:
-    """As ``parse_args``, without ``check_args``."""
+def parse_flags(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Args:
+    """As ``parse_args``, without ``check_args``; ``program`` is what ``--help`` calls it."""
     words = list(sys.argv[1:] if argv is None else argv)
     config = _peek(words, "--config")
     preset = read_preset(config) if config is not None else Preset()
@@ -42,7 +48,7 @@ def parse_flags(argv: Sequence[str] | None = None) -> Args:
     if preset.nested is not NOTHING:
         check_nested(preset.nested, loss_name, loss_type.plan(Args(loss_type=loss_name, hf_checkpoint="unnamed")))
     flags = flags_of(loss_name, loss_type.options, loss_type.roles, engine=engine_name, engine_options=engine.options)
-    from_flags = _given(words, flags, loss_name, loss_type.roles)
+    from_flags = _given(words, flags, loss_name, loss_type.roles, program)
     given = preset.given(flags, loss_name, loss_type.roles).under(from_flags)
     return Args(
         **{**given.run, "loss_type": loss_name, "rollout_engine": engine_name},
@@ -52,10 +58,10 @@ def parse_flags(argv: Sequence[str] | None = None) -> Args:
     )
 
 
-def parser_of(flags: Mapping[str, Flag]) -> argparse.ArgumentParser:
+def parser_of(flags: Mapping[str, Flag], program: str = PROGRAM) -> argparse.ArgumentParser:
     """Splits a command line into flags and their words, and prints ``--help``; values stay text."""
-    usage = f"{PROGRAM} --loss-type {DEFAULT_LOSS_TYPE} --config PRESET [flags]"
-    parser = _Parser(PROGRAM, usage, DESCRIPTION, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    usage = f"{program} --loss-type {DEFAULT_LOSS_TYPE} --config PRESET [flags]"
+    parser = _Parser(program, usage, DESCRIPTION, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(flag.title for flag in flags.values())}
     for flag in flags.values():
         _add(groups[flag.title], flag)
@@ -70,6 +76,12 @@ class _Parser(argparse.ArgumentParser):
         }
         cure = "".join(f"; {cure}" for part, cure in cures.items() if part in message)
         raise ConfigError(message.removeprefix("argument ") + cure)
+
+    def print_help(self, file: Any = None) -> None:
+        show(self.format_help().rstrip())
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise HelpShown(status)
 
 
 class _Once(argparse.Action):
@@ -119,9 +131,11 @@ def _plugin_name(words: Sequence[str], preset: Preset, argument: str, default: s
     return name
 
 
-def _given(words: Sequence[str], flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> Given:
+def _given(
+    words: Sequence[str], flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...], program: str
+) -> Given:
     """Raises ConfigError for an unknown flag, and for a value that its flag does not take."""
-    found, rest = parser_of(flags).parse_known_args(_with_negative_numbers(words))
+    found, rest = parser_of(flags, program).parse_known_args(_with_negative_numbers(words))
     if rest:
         raise _unknown(rest, flags, loss_name, roles)
     values = {flag: _value(flag, getattr(found, flag.name)) for flag in flags.values() if hasattr(found, flag.name)}

@@ -46,7 +46,7 @@ def require_alike(family: ModelFamily, directory: Path, other_flag: str, other: 
 
 def _require_own_weights(component: Path, family: ModelFamily) -> None:
     """The weights, where they are there, are of the network that config.json describes, to the last parameter."""
-    found = safetensors_parameters(component)
+    found = safetensors_parameters(component, family.saved_buffers)
     described = family.count_parameters(read_json(component / "config.json"))
     if found is not None and found != described:
         raise ConfigError(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from miles_dmd.config.args import Args
+from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import unwritable
 
@@ -34,10 +35,24 @@ def _require_writable(asked: str, folder: Callable[[], Path]) -> None:
 
 
 def check_device(args: Args) -> None:
-    """Raises ConfigError where --device cuda would find none, which torch takes half a minute to say."""
+    """Raises ConfigError where --device cuda would find none, which torch takes half a minute to say, and where there
+    are some, and fewer than ranks, which Ray is started for to say."""
     elsewhere = args.ray_address is not None or "ray" in sys.modules  # on a cluster's nodes, not here
-    if args.device == "cuda" and not args.dry_run and (args.local or not elsewhere) and not has_cuda():
+    if args.dry_run or args.device == "cpu" or (elsewhere and not args.local):
+        return
+    here, wanted = cuda_devices(), 1 if args.local else ranks(args)
+    if here == 0 and args.device == "cuda":
         raise ConfigError("--device cuda: this machine shows no CUDA device; pass --device auto or cpu")
+    if here is not None and 0 < here < wanted:
+        raise ConfigError(
+            f"--device {args.device}: the run wants {wanted} GPUs (one a rank) and this machine has {here}; pass fewer "
+            "--num-trainer-ranks, --ray-address for a cluster that has more, or --device cpu"
+        )
+
+
+def ranks(args: Args) -> int:
+    """Of the largest group, each of which wants a device."""
+    return max(compute_trainer_args(args, trainer).num_trainer_ranks for trainer in compute_trainer_configs(args))
 
 
 def check_ray_address(args: Args) -> None:
@@ -76,13 +91,14 @@ def no_cluster(address: str, reason: str) -> str:
     )
 
 
-def has_cuda() -> bool:
-    """Asks the driver itself, as torch would, without torch. ROCm's torch says cuda too, and has another driver."""
+def cuda_devices() -> int | None:
+    """Asks the driver itself, as torch would, without torch. None for ROCm, which torch calls cuda, too."""
     if Path("/dev/kfd").exists():
-        return True
+        return None
     number = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(number)) == 0 and number.value > 0
+        found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(number)) == 0
     except (OSError, AttributeError):
-        return False
+        return 0
+    return number.value if found else 0

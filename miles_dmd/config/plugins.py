@@ -116,7 +116,7 @@ def _asked_of(plugin: str) -> Iterator[None]:
         yield
     except (MilesDmdError, OSError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         kind = type(error).__name__
         raise ConfigError(f"{plugin} does not take these arguments ({kind}: {error}); change one of its own") from error
 

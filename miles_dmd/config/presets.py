@@ -24,7 +24,8 @@ from miles_dmd.inputs import exists, is_file, is_folder
 from miles_dmd.registry import nearest
 from miles_dmd.shown import shown
 
-SHIPPED = Path(__file__).resolve().parents[2] / "trainer_configs"
+SHIPPED = (Path(__file__).parents[1] / "shipped" / "trainer_configs").resolve()
+"""In a clone a link to the folder at its top."""
 NOT_IN_A_PRESET = ("config", "dry_run")
 
 

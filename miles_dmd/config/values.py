@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from miles_dmd.errors import ConfigError
-from miles_dmd.inputs import unsound
+from miles_dmd.inputs import other_locale, unsound
 from miles_dmd.registry import nearest
 from miles_dmd.shown import shown
 
@@ -183,7 +183,7 @@ def _one(kind: Kind, value: Any, name: str) -> Any:
     if kind.bounds is not None and value not in kind.bounds:
         raise ConfigError(f"{name} {shown(value)} must be {kind.in_words(value)}")
     if kind.type is str and (why := unsound(value)):
-        raise ConfigError(f"{name} {shown(value)} {why}; write it as UTF-8")
+        raise ConfigError(f"{name} {shown(value)} {why}; write it as UTF-8{other_locale()}")
     if kind.type is str and not value and (kind.optional or kind.is_input_path):
         raise ConfigError(f"{name} '' names nothing; give it a value, or leave it out")
     return value

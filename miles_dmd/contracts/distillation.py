@@ -32,7 +32,7 @@ class Distillation:
 
     def write(self, directory: Path) -> None:
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=2, sort_keys=False)
-        (directory / FILE_NAME).write_text(text + "\n")
+        (directory / FILE_NAME).write_text(text + "\n", encoding="utf-8")
 
 
 def read_distillation(directory: Path) -> Distillation:

@@ -55,6 +55,8 @@ class ModelFamily:
     """Bytes of the network's buffers, which every rank holds whole, from its config.json."""
     capabilities: frozenset[str] = frozenset()
     """What of a plan's ``required_capabilities`` it brings, such as ``autoregressive``."""
+    saved_buffers: tuple[str, ...] = ()
+    """Names of those that are saved beside the parameters."""
     can_guide: bool = True
     """Whether there is an unconditional branch; False for guidance-distilled models."""
     torch_module: str = ""

@@ -14,6 +14,7 @@ from miles_dmd.observe.spans import OTHER, TIME_PREFIX
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import Formatter
     from numpy import ndarray
 
 DPI, MAX_WIDTH, CELL_WIDTH = 110, 2000, 128
@@ -182,6 +183,28 @@ def shortened(label: str, length: int) -> str:
     return cut.rstrip(" ,;:") + "…"
 
 
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """Four digits, or as many more as tell neighbours apart: a loss that hardly moves had "1" on every tick."""
+    for digits in range(4, 17):
+        labels = [f"{value:.{digits}g}" for value in values]
+        if len(set(labels)) == len(set(values)):
+            break
+    return labels
+
+
+def _tick_formatter() -> "Formatter":
+    from matplotlib.ticker import Formatter
+
+    class Distinct(Formatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:.4g}"
+
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            return tick_labels(values)
+
+    return Distinct()
+
+
 def _logarithmic(axes: "Axes") -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -193,7 +216,7 @@ def _logarithmic(axes: "Axes") -> None:
 
 
 def _dress(axes: "Axes", title: str, rows: Sequence[Mapping[str, float]]) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     axes.set_title(title, loc="left", size=10, color=INK)
     axes.set_xlabel("cycle", size=8, color=MUTED)
@@ -207,7 +230,7 @@ def _dress(axes: "Axes", title: str, rows: Sequence[Mapping[str, float]]) -> Non
     else:
         axes.set_xlim(first - 0.5, first + 0.5)
         axes.set_xticks([first])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    axes.yaxis.set_major_formatter(_tick_formatter())
     axes.spines[:].set_visible(False)
     axes.spines["bottom"].set(visible=True, color=GRID)
 

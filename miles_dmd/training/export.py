@@ -38,7 +38,7 @@ def write_student(
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    index = json.loads((checkpoint / "model_index.json").read_text())
+    index = json.loads((checkpoint / "model_index.json").read_text(encoding="utf-8-sig"))
     _copy_components(partial, checkpoint, index, skip={family.network_component, "scheduler"})
     _write_network(partial / family.network_component, checkpoint / family.network_component, buckets)
     scheduler = family.code().write_scheduler(
@@ -46,7 +46,7 @@ def write_student(
     )
     index["scheduler"] = ["diffusers", scheduler]
     index.pop("_name_or_path", None)
-    (partial / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
+    (partial / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     distillation.write(partial)
     replace_directory(partial, directory)  # a run that goes on has left a student there before
 

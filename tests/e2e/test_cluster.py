@@ -211,3 +211,25 @@ def test_node_with_another_version_is_named(ray_cluster, teacher, monkeypatch):
 
     with pytest.raises(MilesDmdError, match=r"node \S+ .* has miles_dmd 0\.\S+, the driver 9\.9"):
         check_nodes([str(teacher)])
+
+
+def test_actor_whose_plug_in_exits_says_so_and_lives(ray_cluster):
+    import ray
+
+    from miles_dmd.cluster.waiting import Supervisor
+    from miles_dmd.cluster.watched import Watched, actor_class
+
+    class Exiting(Watched):
+        def work(self, code):
+            if code is not None:
+                sys.exit(code)
+            return "done"
+
+    supervisor, actor = Supervisor(60.0), actor_class(Exiting).remote()
+    supervisor.watch("actor rank 0", actor)
+
+    with pytest.raises(ClusterError, match=r"^actor rank 0 failed while training: RuntimeError: called sys.exit\(7\)"):
+        supervisor.fetch(actor.work.remote(7), "actor rank 0", "training")
+
+    assert ray.get(actor.work.remote(None), timeout=60) == "done"
+    ray.kill(actor)

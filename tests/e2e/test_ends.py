@@ -1,9 +1,15 @@
 """How a run ends, or does not begin: signals at every moment, a second run at the door, errors of every kind."""
 
+import fcntl
+import json
 import os
+import pty
+import select
+import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -46,7 +52,7 @@ def begin(tmp_path):
         process.communicate()
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT", "SIGTERM"])
 @pytest.mark.parametrize(
     ("program", "words", "module"),
     [
@@ -63,7 +69,7 @@ def test_signal_while_python_imports_ends_it_in_one_line(tmp_path, program, word
 
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, timeout=60)
 
-    assert done.returncode == {"SIGINT": 130, "SIGTERM": 143}[name]
+    assert done.returncode == 128 + signal.Signals[name]
     assert done.stderr == f"{program}: stopped by {name}\n"
 
 
@@ -127,6 +133,8 @@ def order(faults):
     [
         ("break student 2", "RuntimeError: made to break (actor rank 0, while training)"),
         ("break sampling 2", "RuntimeError: made to break (the rollout worker, while sampling)"),
+        ("exit student 2", "SystemExit: 7 (actor rank 0, while training)"),
+        ("cancel sync 2", "CancelledError: (the rollout worker, while taking new weights)"),
         ("full fake 3", "OSError: [Errno 28] No space left on device (critic rank 0, while training)"),
         ("full sync 1", "OSError: [Errno 28] No space left on device (the rollout worker, while taking new weights)"),
         ("refuse sync 1", "ConfigError: --lr 0 is too small (the rollout worker, while taking new weights)"),
@@ -161,6 +169,44 @@ def test_run_that_fails_before_its_first_checkpoint_names_the_one_it_came_from(o
     assert (
         f"; go on with --load {loaded}; traceback in {tmp_path / 'second' / 'failure.log'}" in capsys.readouterr().err
     )
+
+
+def test_terminal_that_closes_lets_the_run_finish_its_cycle_and_save_it(flags, tmp_path):
+    """As ssh does when its connection ends; whatever is written to the terminal fails from then on."""
+    ours, theirs = pty.openpty()
+    directory = tmp_path / "run"
+    words = flags("--local", "--num-rollout", "5000", "--save-interval", "1000", "--save", str(directory))
+    run = subprocess.Popen(
+        [sys.executable, str(ROOT / "train_diffusion.py"), *words], stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY),
+    )  # fmt: skip
+    os.close(theirs)
+    metrics, enough = directory / "metrics.jsonl", threading.Event()
+    reader = threading.Thread(target=read_until, args=(enough, ours), daemon=True)
+    reader.start()
+    try:
+        begun = lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 3  # noqa: E731
+        wait_for(lambda: begun() or run.poll() is not None, 240, "three cycles")
+        assert run.poll() is None
+        enough.set()
+        reader.join()
+        os.close(ours)  # the kernel sends SIGHUP
+        code = run.wait(120)
+    finally:
+        run.kill()
+        run.wait()
+
+    cycle = json.loads(metrics.read_bytes().splitlines()[-1])["cycle"]
+    manifest = directory / "checkpoints" / f"cycle_{int(cycle):06d}" / "manifest.json"
+    assert code == 128 + signal.SIGHUP
+    assert json.loads(manifest.read_text())["counters"]["completed_cycles"] == cycle
+
+
+def read_until(enough, terminal):
+    """A bar is drawn as long as somebody takes what it writes."""
+    while not enough.is_set():
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 4096)
 
 
 def test_cluster_that_does_not_answer_is_told_with_its_limit(flags, begin, tmp_path):

@@ -289,7 +289,7 @@ def test_signal_while_ray_starts_leaves_nothing(start, server):
     assert not run.directory.exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_to_the_whole_terminal_finishes_the_cycle_and_saves_it(start, number, code):
     """A terminal sends it to the group; who stops a job, to every process of it."""
     run = start("", "--num-rollout", "5000", "--save-interval", "1000")

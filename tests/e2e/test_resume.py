@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 from safetensors.torch import load_file
@@ -173,6 +175,34 @@ def test_finished_run_can_be_made_longer(make_args, tmp_path, monkeypatch):
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == [
         "cycle_000002", "cycle_000003", "latest"
     ]  # fmt: skip
+
+
+def test_finished_run_says_that_nothing_is_left_and_loads_nothing(flags, tmp_path, capsys):
+    run = tmp_path / "run"
+    asked = flags("--local", "--num-rollout", "1", "--save", str(run))
+    assert main(asked) == 0
+    before = {path: path.stat().st_mtime_ns for path in sorted(run.rglob("*"))}
+    code = "import sys; from miles_dmd.run import main; c = main(); assert 'torch' not in sys.modules; sys.exit(c)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, *asked, "--load", "latest"], capture_output=True, text=True, timeout=120
+    )
+
+    newest = run / "checkpoints" / "cycle_000002"
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == (
+        f"Nothing is left to do: {newest} has all 1 student steps, and its student is {run / 'student'}. To train on, "
+        "raise --num-rollout; to export it again, remove it."
+    )
+    assert {path: path.stat().st_mtime_ns for path in sorted(run.rglob("*"))} == before
+
+    shutil.rmtree(run / "student")
+    assert main([*asked, "--load", "latest"]) == 0
+    assert (run / "student" / "distillation.json").is_file()
+    assert "Going on from" in capsys.readouterr().out
+    elsewhere = flags("--local", "--num-rollout", "1", "--save", str(tmp_path / "other"), "--load", str(newest))
+    assert main(elsewhere) == 0
+    assert (tmp_path / "other" / "student").is_dir()
 
 
 def test_dry_run_says_that_a_checkpoint_would_load(uninterrupted, flags, tmp_path, capsys):

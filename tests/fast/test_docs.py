@@ -116,8 +116,8 @@ def commands():
     for page in PAGES:
         for _, body in blocks(name_of(page), "bash"):
             for line in body.splitlines():
-                if (at := line.find("python train_diffusion.py")) >= 0:
-                    yield pytest.param(line[at:], id=f"{name_of(page)}: {line[at + 27 : at + 90]}")
+                if found := re.search(r"(?:python train_diffusion.py|miles-dmd train) .*", line):
+                    yield pytest.param(found[0], id=f"{name_of(page)}: {found[0][16:79]}")
 
 
 @pytest.mark.parametrize("command", list(commands()))

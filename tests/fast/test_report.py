@@ -108,6 +108,22 @@ def test_a_local_run_is_placed_in_this_process(tables):
     assert tables("--local")["Placement"][0].startswith("--local everything in this process")
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--device", "cpu"), "(cpu)"),
+        ((), "(a GPU where the cluster has one, else the CPU)"),
+        (("--num-trainer-ranks", "2"),
+         "(CPUs where the cluster has no GPU; else GPUs, and with fewer than 2 of them the run is refused)"),
+        (("--local",), "everything in this process; a GPU where this machine has one, else the CPU"),
+        (("--local", "--device", "cuda"), "everything in this process; cuda"),
+    ],
+)  # fmt: skip
+def test_placement_tells_on_what_it_will_compute(tables, flags, said):
+    """As ``cluster.placement.choose_device`` and ``training.compute.choose_compute`` do it."""
+    assert said in tables(*flags)["Placement"][-1]
+
+
 def test_memory_is_estimated_from_the_configuration_where_there_are_no_weights(tables):
     lines = tables("--actor-num-trainer-ranks", "2")["Memory"]
 

@@ -8,10 +8,11 @@ import threading
 import pytest
 
 from miles_dmd import signals
+from miles_dmd.early import SIGNALS
 from miles_dmd.signals import Stopped, StopRequest, listening
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_is_raised_where_the_run_stands(number, code):
     request = StopRequest()
 
@@ -51,6 +52,25 @@ def test_second_signal_leaves_at_once(monkeypatch, second):
         os.kill(os.getpid(), second)
 
 
+@pytest.mark.parametrize("first", SIGNALS)
+def test_terminal_that_closes_is_never_the_second_signal(first):
+    """The kernel sends SIGHUP, and so does the shell as it ends."""
+    request = StopRequest()
+
+    with listening(request), request.finishing_cycles():
+        for number in (first, signal.SIGHUP, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+
+    assert request.signal == first
+
+
+def test_handler_that_is_not_pythons_is_no_obstacle(monkeypatch):
+    monkeypatch.setattr(signals.signal, "signal", lambda number, handler: None)
+
+    with listening(StopRequest()):
+        pass
+
+
 def test_signal_that_nobody_heard_still_counts_before_the_first_cycle():
     """Raised within a callback of a library, an exception may be lost."""
     request = StopRequest()
@@ -62,12 +82,12 @@ def test_signal_that_nobody_heard_still_counts_before_the_first_cycle():
 
 
 def test_handlers_of_before_are_back_after():
-    before = [signal.getsignal(number) for number in signals.SIGNALS]
+    before = [signal.getsignal(number) for number in SIGNALS]
 
     with listening(StopRequest()):
-        within = [signal.getsignal(number) for number in signals.SIGNALS]
+        within = [signal.getsignal(number) for number in SIGNALS]
 
-    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
     assert within != before
 
 

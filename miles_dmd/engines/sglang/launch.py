@@ -37,7 +37,7 @@ class ManagedServer:
         self.url, self.log, self.start_timeout = url, log, start_timeout
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
-            output.write(f"{shlex.join(command)}\n".encode())
+            output.write(os.fsencode(f"{shlex.join(command)}\n"))
             output.flush()
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=dict(env), start_new_session=True
@@ -63,7 +63,8 @@ class ManagedServer:
 
     def last_words(self) -> str:
         """The log's last line that says something, and where the rest is."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        log = self.log.read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in log.splitlines() if line.strip()]
         return f"{lines[-1][:300]} (log: {self.log})"
 
     def _watch(self) -> None:

@@ -114,5 +114,6 @@ family = ModelFamily(
     max_pixels=max_pixels,
     default_max_sequence_length=default_max_sequence_length,
     buffer_bytes=buffer_bytes,
+    saved_buffers=("pos_embed.pos_embed",),  # the sine table of diffusers' PatchEmbed: 226 M numbers in SD3.5
     torch_module="miles_dmd.models.sd3.network",
 )

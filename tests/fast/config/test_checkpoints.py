@@ -10,11 +10,12 @@ from miles_dmd.config.checkpoints import WEIGHTS, require_pipeline, require_weig
 from miles_dmd.errors import ConfigError
 
 
-def test_a_single_file_is_counted_without_the_position_table(tmp_path):
+def test_a_single_file_is_counted_without_the_buffers_that_its_family_names(tmp_path):
     tensors = {"a.weight": torch.zeros(3, 4), "b": torch.zeros(()), "pos_embed.pos_embed": torch.zeros(1, 9, 2)}
     save_file(tensors, tmp_path / WEIGHTS, metadata={"format": "pt"})
 
-    assert safetensors_parameters(tmp_path) == 13
+    assert safetensors_parameters(tmp_path, ("pos_embed.pos_embed",)) == 13
+    assert safetensors_parameters(tmp_path) == 31
 
 
 def test_shards_are_counted_together(tmp_path):

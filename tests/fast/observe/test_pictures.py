@@ -9,7 +9,7 @@ from PIL import Image
 
 from miles_dmd.losses.dmd2.observed import PANELS
 from miles_dmd.observe import pictures
-from miles_dmd.observe.pictures import curves, fitted, sample_grid, shortened, smoothed
+from miles_dmd.observe.pictures import curves, fitted, sample_grid, shortened, smoothed, tick_labels
 
 PHASES = ("time/rollout", "time/critic_train", "time/other")
 
@@ -148,3 +148,20 @@ def test_smoothing_is_the_mean_of_the_last_finite_values():
 )
 def test_labels_are_cut_at_a_word(label, length, shown):
     assert shortened(label, length) == shown
+
+
+@pytest.mark.parametrize("span", [1e-2, 1e-5, 1e-8, 1e3])
+@pytest.mark.parametrize("start", [1.0, -0.5, 1e-6])
+def test_no_two_ticks_have_the_same_label(tmp_path, drawn, start, span):
+    rows = [{"cycle": n, "actor/loss": start + span * n / 20, "critic/loss": start} for n in range(20)]
+
+    curves(rows, tmp_path / "curves.png")
+
+    for axis in (axis for axes in drawn[0].axes for axis in (axes.xaxis, axes.yaxis)):
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        assert len(set(labels)) == len(labels), labels
+
+
+def test_ticks_are_as_short_as_tells_them_apart():
+    assert tick_labels([0.5, 1.0, 123.456]) == ["0.5", "1", "123.5"]
+    assert tick_labels([1.0, 1.00001]) == ["1", "1.00001"]

@@ -1,5 +1,6 @@
 """Where a test can hold a process, and what it tells of itself there."""
 
+import asyncio
 import os
 import time
 from collections import Counter
@@ -11,6 +12,8 @@ VISITS: Counter[str] = Counter()
 ERRORS = {
     "break": lambda: RuntimeError("made to break"),
     "full": lambda: OSError(28, "No space left on device"),
+    "exit": lambda: SystemExit(7),
+    "cancel": lambda: asyncio.CancelledError(),
     "refuse": lambda: ConfigError("--lr 0 is too small"),
 }
 
