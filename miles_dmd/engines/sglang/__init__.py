@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from miles_dmd import registry
 from miles_dmd.config.checkpoints import encoder_fingerprint
-from miles_dmd.config.values import Positive, Ranks, Threads
+from miles_dmd.config.values import Natural, Positive, Ranks, Threads
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
@@ -51,6 +51,8 @@ class Options:
     """How weights travel: in requests, or through a folder in --cache-dir; auto takes requests for servers on a CPU."""
     verify_weights: Literal["first", "every", "off"] = "first"
     """Which weight updates are compared, tensor by tensor, with what the servers then hold."""
+    verify_weights_interval: Natural = 1
+    """With first: updates from one comparison of 16 tensors, others each time, to the next; 0 for none."""
 
 
 def check(args: Any) -> None:

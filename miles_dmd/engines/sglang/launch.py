@@ -110,7 +110,7 @@ def command(args: Any, *, host: str, ports: Sequence[int]) -> list[str]:
         *("--host", host, "--port", port, "--scheduler-port", scheduler, "--master-port", master),
         *("--warmup-mode", "off", "--sleep-on-idle"),  # an idle server keeps a core busy otherwise
         *("--dit-precision", args.compute_dtype, "--vae-precision", "fp32"),
-        *("--text-encoder-precisions", *[args.compute_dtype] * family.num_text_encoders),
+        *("--text-encoder-precisions", *[args.compute_dtype] * len(family.text_encoders)),
         *shlex.split(options.sglang_args),
     ]
 

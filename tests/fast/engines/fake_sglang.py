@@ -39,8 +39,12 @@ class FakeServer:
         """path -> status that it answers with."""
         self.hung = set()
         """Paths that it does not answer in time."""
+        self.after = {}
+        """path -> a call made when it has done what it was asked; an exception that it gives is its answer."""
         self.down = self.insomniac = self.deaf = False
         """Dead; says that it sleeps and does not; drops the weights that it is sent."""
+        self.counts = True
+        """Whether it counts weight updates."""
         self.waited = []
         """Seconds that it was given to answer each request."""
         self.restart()
@@ -64,7 +68,10 @@ class FakeServer:
             return httpx.Response(500, text="Server is sleeping")
         if path == "/rollout/generate":
             return httpx.Response(200, content=msgpack.packb([self.generate(body)]))
-        return httpx.Response(200, json=getattr(self, path.strip("/"))(body))
+        answer = getattr(self, path.strip("/"))(body)
+        if error := self.after.get(path, lambda: None)():
+            raise error
+        return httpx.Response(200, json=answer)
 
     def health(self, body):
         return {"status": "ok"}
@@ -89,7 +96,7 @@ class FakeServer:
         for name, value in pickle.loads(base64.b64decode(body["serialized_named_tensors"][0])):
             if name == "scale" and not self.deaf:
                 self.scale = value
-        self.updates += 1
+        self.updates += self.counts
         return {"success": True}
 
     def update_weights_from_tensor_checker(self, body):
@@ -129,11 +136,13 @@ SAMPLING = Sampling(
 )
 
 
-def engine_of(*servers, checkpoint="", cache_dir="/nowhere", **options):
-    options = Options(**{"verify_weights": "off", "sglang_url": [f"http://{name}" for name in "abc"], **options})
+def engine_of(
+    *servers, checkpoint="", cache_dir="/nowhere", require_encoders=lambda client, capabilities, patience: None, **options
+):
+    options = Options(**{"verify_weights": "off", "sglang_deadline": 0.0, "sglang_url": [f"http://{name}" for name in "abc"], **options})
     clients = [
         Client(
-            f"http://{name}", timeout=600.0, deadline=0.0, connections=2, transport=httpx.MockTransport(server),
+            f"http://{name}", timeout=600.0, deadline=options.sglang_deadline, connections=2, transport=httpx.MockTransport(server),
             managed=not options.sglang_url,
         )
         for name, server in zip("abc", servers, strict=False)
@@ -142,7 +151,7 @@ def engine_of(*servers, checkpoint="", cache_dir="/nowhere", **options):
         engine_options=options, model_family="sd3", compute_dtype="fp32", seed=0, hf_checkpoint=checkpoint,
         cache_dir=cache_dir,
     )  # fmt: skip
-    return SGLangEngine(args, clients, ["a cat", "a dog"], SAMPLING)
+    return SGLangEngine(args, clients, ["a cat", "a dog"], SAMPLING, require_encoders)
 
 
 def requests(*stop_steps):
