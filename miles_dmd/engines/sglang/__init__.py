@@ -6,7 +6,6 @@ HTTP only; sglang is never imported here. It pins its own torch, so it lives in 
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from miles_dmd.config.values import Natural, Positive, Ranks, Threads
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
+from miles_dmd.engines.sglang.server_flags import require_one_device, words
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests
 
@@ -34,7 +34,7 @@ class Options:
     sglang_host: Literal["loopback", "node"] = "loopback"
     """Where they listen: on loopback, or, for several nodes, on the address of the node that each is on."""
     sglang_args: str = ""
-    """Further flags of `sglang serve` for them, as one text: "--tp-size 2"."""
+    """Further flags of `sglang serve` for them, as one text: "--log-level debug"."""
     sglang_log_dir: str | None = None
     """Where their logs are kept; by default sglang/logs in --cache-dir."""
     sglang_start_timeout: Positive = 600.0
@@ -73,7 +73,8 @@ def check(args: Any) -> None:
             f"--sglang-python {options.sglang_python}: there is no such program; scripts/setup_sglang_cpu.sh makes the "
             "environment"
         )
-    _splits(options.sglang_args)
+    words(options.sglang_args)
+    require_one_device(options.sglang_args, args.device)
     checkpoint = Path(_student_checkpoint(args))
     served(args.model_family).text_length(checkpoint, args.max_sequence_length)
     components = registry.load("models", args.model_family).components
@@ -110,13 +111,6 @@ def _refuse_for_attached(options: Options) -> None:
             )
 
 
-def _splits(flags: str) -> None:
-    try:
-        shlex.split(flags)
-    except ValueError as error:
-        raise ConfigError(f"--sglang-args {flags!r} cannot be read ({error}); quote it as in a shell") from None
-
-
 def num_servers(args: Any) -> int:
     options: Options = args.engine_options
     return 0 if options.sglang_url else options.num_sglang_servers
@@ -130,4 +124,5 @@ engine = EngineType(
     num_servers=num_servers,
     beyond_node=lambda args: args.engine_options.sglang_host == "node",
     tidy=lambda args: sweep(weights_root(args)),
+    knock="miles_dmd.engines.sglang.knock:knock",
 )

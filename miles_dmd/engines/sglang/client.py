@@ -146,9 +146,9 @@ def _passes(error: Exception) -> bool:
     return isinstance(error, EngineUnavailable) and not isinstance(error, EngineGone)
 
 
-def _tell(retry: RetryDetails) -> None:
+def _tell(details: RetryDetails) -> None:
     """Stamina's own line names neither server nor reason; an EngineUnavailable begins with both."""
-    log.warning("%s; asked again in %.1f s", retry.caused_by, retry.wait_for)
+    log.warning("%s; asked again in %.1f s", details.caused_by, details.wait_for)
 
 
 set_on_retry_hooks((_tell,))

@@ -199,7 +199,9 @@ class Fleet:
 
 def require_precision(server: str, capabilities: Capabilities, dtype: str, family: Served) -> None:
     """Raises EngineRefused where the network computes in another precision than the run's; not without our plugin."""
-    told = {name: kind for name, (_, kind) in (capabilities.parameters or {}).items() if name not in family.fixed_parameters}
+    told = {
+        name: kind for name, (_, kind) in (capabilities.parameters or {}).items() if name not in family.fixed_parameters
+    }
     found = sorted({kind.removeprefix("torch.") for kind in told.values()})
     if found and found != [PRECISIONS[dtype]]:
         encoders = " ".join([dtype] * len(family.text_encoders))

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from miles_dmd.engines.sglang.client import Client, Patience
+from miles_dmd.engines.sglang.identity import identify
 from miles_dmd.engines.sglang.wire import PROTOCOL, Ask, Sample, Sampling, read_answer, request_body
 from miles_dmd.errors import EngineMisanswer, EngineRefused
 
-MINIMUM = (0, 5, 22)
-"""The first release whose SD3 scheduler can be given the few-step grid (use_uniform_sigmas)."""
 REPORT = "miles_dmd:report"
 """Asked of /get_weights_checksum as if it were a module; a server without the plugin has no such module."""
 SEED = 2**62 + 12345
@@ -49,15 +48,8 @@ class Capabilities:
 
 def probe(client: Client, pipeline: str, *, patience: Patience | None = None) -> Capabilities:
     """Raises EngineRefused for a server that cannot be used, with the reason."""
-    server = client.get("/server_info", patience=patience)
-    version = str(server.get("version", ""))
-    if not version or _numbers(version) < MINIMUM:
-        wanted = ".".join(map(str, MINIMUM))
-        raise EngineRefused(f"{client.url} runs SGLang {version or 'of unknown version'}; install {wanted} or later")
-    served = client.get("/model_info", patience=patience).get("architectures") or ["nothing known"]
-    if served != [pipeline]:
-        raise EngineRefused(f"{client.url} serves {served[0]}; the run wants {pipeline}: serve --hf-checkpoint there")
-    return replace(report(client, version, patience=patience), tp_size=int(server.get("tp_size") or 1))
+    who = identify(client, pipeline, patience=patience)
+    return replace(report(client, who.version, patience=patience), tp_size=who.tp_size)
 
 
 def report(client: Client, version: str, *, patience: Patience | None = None) -> Capabilities:
@@ -122,8 +114,3 @@ def other_law(
 
 def _close(found: torch.Tensor, expected: torch.Tensor, dtype: str) -> bool:
     return bool((found - expected).abs().max() <= TOLERANCE[dtype])
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.split("+")[0].split(".")[:3]
-    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts)

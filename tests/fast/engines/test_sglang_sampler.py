@@ -158,7 +158,13 @@ def test_failed_update_of_one_server_fails_and_nothing_is_sampled_until_one_succ
 
 @pytest.mark.parametrize(
     ("verify", "interval", "noticed"),
-    [("off", 1, []), ("first", 0, [1]), ("first", 1, [1, 2, 3, 4]), ("first", 2, [1, 2, 4]), ("every", 0, [1, 2, 3, 4])],
+    [
+        ("off", 1, []),
+        ("first", 0, [1]),
+        ("first", 1, [1, 2, 3, 4]),
+        ("first", 2, [1, 2, 4]),
+        ("every", 0, [1, 2, 3, 4]),
+    ],
 )
 def test_updates_are_compared_as_often_as_asked(verify, interval, noticed):
     server = FakeServer()
@@ -193,7 +199,7 @@ def test_push_beside_which_somebody_else_updates_the_server_is_noticed():
     take = server.update_weights_from_tensor
     server.update_weights_from_tensor = lambda body: (take(body), take(body))[0]
 
-    with pytest.raises(EngineError, match="was sent 1 parts .* and has applied 2: .* somebody else updates it"):
+    with pytest.raises(EngineError, match=r"was sent 1 parts .* and has applied 2: .* somebody else updates it"):
         engine.update_weights(new(0.5), 1)
 
 
