@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.engines.sglang import launch
 from miles_dmd.errors import EngineRefused
-from miles_dmd.run import main
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # servers that start beside each other on a busy machine
 
@@ -141,23 +140,3 @@ def test_server_whose_port_is_taken_is_started_on_another(start_sglang, monkeypa
 
         assert server.wait() == f"http://127.0.0.1:{ports[1].http}"
     server.close()
-
-
-def test_stopped_server_of_the_users_own_ends_the_command_line_with_2(flags, sglang_python, tmp_path, capsys):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    more = (
-        "--rollout-engine",
-        "sglang",
-        "--sglang-url",
-        url,
-        "--sglang-deadline",
-        "1",
-        "--save",
-        str(tmp_path / "run"),
-    )
-
-    assert main(flags(*more)) == 2
-
-    assert f"--sglang-url {url}: no SGLang server that can be used answers there" in capsys.readouterr().err

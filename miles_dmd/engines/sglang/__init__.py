@@ -46,7 +46,7 @@ class Options:
     sglang_probe_timeout: Positive = 60.0
     """Seconds to wait for a server to say how it is, to sleep or to wake; one that does not is taken out."""
     sglang_deadline: Positive = 60.0
-    """Seconds over which a request that fails is repeated at a server, before another server is asked."""
+    """Seconds over which any request that fails is repeated at a server, before it is taken out."""
     sglang_weights: Literal["auto", "tensor", "disk"] = "auto"
     """How weights travel: in requests, or through a folder in --cache-dir; auto takes requests for servers on a CPU."""
     verify_weights: Literal["first", "every", "off"] = "first"

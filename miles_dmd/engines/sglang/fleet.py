@@ -55,16 +55,16 @@ class Fleet:
     # -- who is there -----------------------------------------------------------------------------------------------
 
     def _introduced(self, client: Client) -> Member:
-        capabilities = self._usable(client)
-        law = other_law(client, self.sampling, capabilities, self.text, self.dtype, patience=self.patience)
+        capabilities = self._usable(client, client.patience)  # its first sample may take as long as any
+        law = other_law(client, self.sampling, capabilities, self.text, self.dtype)
         checksum = weights.checksum(client) if capabilities.updates is None else ""
         return Member(client, capabilities, law=law, version=0, checksum=checksum)
 
-    def _usable(self, client: Client) -> Capabilities:
+    def _usable(self, client: Client, samples: Patience) -> Capabilities:
         """Of a server that nothing is known of yet. Raises EngineError for one that cannot be used, with the reason."""
         capabilities = self._awake(client, probe(client, self.family.pipeline, patience=self.patience))
         require_precision(client.url, capabilities, self.dtype, self.family)
-        self.require_encoders(client, capabilities, self.patience)
+        self.require_encoders(client, capabilities, samples)
         return capabilities
 
     def _awake(self, client: Client, capabilities: Capabilities) -> Capabilities:
@@ -84,7 +84,7 @@ class Fleet:
     def _is_back(self, member: Member) -> None:
         # where nobody else is left, one that is being started again is waited for
         member.client.get("/health", patience=self.knock if self.pool.admitted else self.patience)
-        member.capabilities = self._usable(member.client)
+        member.capabilities = self._usable(member.client, self.patience)
         member.slept = member.compared = False
         member.version = None
 

@@ -7,12 +7,11 @@ import os
 import subprocess
 from typing import Any
 
-from miles_dmd.engines.sglang.client import Client
+from miles_dmd.engines.sglang.client import SHOWN, Client
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.identity import MINIMUM, identify, numbers
 from miles_dmd.engines.sglang.launch import FOREIGN
 from miles_dmd.errors import ConfigError, EngineError
-from miles_dmd.shown import shown
 
 VERSIONS = "from importlib.metadata import version; print(version('miles-dmd-sglang'), version('sglang'))"
 SECONDS = 60.0
@@ -53,7 +52,7 @@ def _require_environment(python: str) -> None:
         raise ConfigError(f"--sglang-python {python} cannot be run ({error}); {CURE}") from error
     if asked.returncode:
         said = (asked.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise ConfigError(f"--sglang-python {python} has no sglang with our plugin ({shown(said)}); {CURE}")
+        raise ConfigError(f"--sglang-python {python} has no sglang with our plugin ({said[:SHOWN]}); {CURE}")
     version = (asked.stdout.split() or [""])[-1]
     if not version:
         raise ConfigError(f"--sglang-python {python} says nothing that names its sglang; {CURE}")

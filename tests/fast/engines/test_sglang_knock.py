@@ -137,7 +137,7 @@ def test_environment_that_lacks_something_is_refused(make_args, tmp_path, text, 
 def test_python_without_sglang_ends_a_run_before_anything_loads(make_args, tmp_path):
     args = make_args("--rollout-engine", "sglang", "--sglang-python", sys.executable, "--save", str(tmp_path / "run"))
 
-    with pytest.raises(ConfigError, match="has no sglang with our plugin .*scripts/setup_sglang_cpu.sh"):
+    with pytest.raises(ConfigError, match=r"has no sglang with our plugin .*scripts/setup_sglang_cpu.sh"):
         DistillationTrainer(args).fit()
 
     assert not (tmp_path / "run").exists()
