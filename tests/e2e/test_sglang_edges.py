@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+import subprocess
 
 import pytest
 import torch
@@ -140,3 +141,42 @@ def test_server_whose_port_is_taken_is_started_on_another(start_sglang, monkeypa
 
         assert server.wait() == f"http://127.0.0.1:{ports[1].http}"
     server.close()
+
+
+# -- layer-wise offload -----------------------------------------------------------------------------------------------
+
+OFFLOADED = """
+import json
+from types import SimpleNamespace
+
+from miles_dmd_sglang import without_cuda
+without_cuda.prepare()
+import torch
+from miles_dmd_sglang.report import report
+from sglang.multimodal_gen.runtime.managers.memory_managers import layerwise_offload
+
+
+class Network(layerwise_offload.LayerwiseOffloadableModuleMixin, torch.nn.Module):
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+        self.block = torch.nn.Linear(4, 3, bias=False)
+        self.block.weight.data = torch.empty((1,))
+        self.out = torch.nn.Linear(3, 2, bias=False)
+        weights = lambda: iter([("block.weight", torch.zeros(3, 4))])
+        self.layerwise_offload_managers = [SimpleNamespace(enabled=True, iter_cpu_weights=weights)]
+
+
+pipeline = SimpleNamespace(get_module=lambda name: Network(), stages=[])
+found = report(SimpleNamespace(pipeline=pipeline, is_sleeping=lambda: False))
+print("FOUND", json.dumps([found["parameters"], found["device"]]))
+"""
+
+
+def test_plugin_tells_the_shapes_of_what_is_offloaded_layer_by_layer(sglang_python):
+    """The network itself holds placeholders of one number then."""
+    ran = subprocess.run([sglang_python, "-c", OFFLOADED], capture_output=True, text=True, check=True)
+
+    parameters, device = json.loads(ran.stdout.partition("FOUND ")[2])
+
+    assert parameters == {"block.weight": [[3, 4], "torch.float32"], "out.weight": [[2, 3], "torch.float32"]}
+    assert device == "cpu"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -150,6 +151,34 @@ def test_every_flag_of_the_command_is_the_runs_own(make_args):
     flags = {word for word in words if word.startswith("--")}
 
     assert {flag for flag in flags if not owned(flag)} == {"--component-residency"}
+
+
+def test_the_pages_attach_command_starts_what_the_run_would_start(make_args):
+    """But for what a run needs to know its own server again."""
+    page = (Path(__file__).parents[3] / "docs" / "sglang.md").read_text()
+    (block,) = re.findall(r"python -m (miles_dmd_sglang.serve(?:.*\\\n)*.*)", page)
+    shown = shlex.split(block.replace("\\\n", " "))
+
+    words = command(sglang(make_args, *OWN), "127.0.0.1", Ports(30000, 9, 10), "me")[2:]
+
+    own = {"--die-with-stdin", "--served-model-name", "--scheduler-port", "--master-port"}
+    assert valued(shown).keys() == valued(words).keys() - own
+    for flag in (*PRECISIONS, "--component-residency", "--warmup-mode", "--host", "--port", "--model-id"):
+        assert valued(shown)[flag] == valued(words)[flag]
+
+
+PRECISIONS = ("--dit-precision", "--vae-precision", "--text-encoder-precisions")
+
+
+def valued(words):
+    """flag -> what follows it."""
+    found = {}
+    for word in words:
+        if word.startswith("--"):
+            found[word] = []
+        elif found:
+            found[list(found)[-1]].append(word)
+    return found
 
 
 def test_environment_hides_our_packages(make_args, monkeypatch):
