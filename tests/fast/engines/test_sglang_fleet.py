@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import stamina
 import torch
 from safetensors.torch import save_file
 
@@ -71,6 +72,15 @@ def test_server_that_comes_back_asleep_is_woken():
 # -- the retry law: what passes within --sglang-deadline ends nothing -------------------------------------------------
 
 
+@pytest.fixture
+def at_once():
+    """Repetitions do not wait, and end after ten attempts."""
+    stamina.set_testing(True, attempts=10)
+    yield
+    stamina.set_testing(False)
+
+
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("failure", [httpx.Response(503, text="busy"), httpx.ReadError("reset"), httpx.ReadTimeout("")])
 @pytest.mark.parametrize(
     "path",
@@ -94,6 +104,7 @@ def test_only_server_may_fail_for_a_moment_at_any_call(path, failure):
     assert engine.health() == {"http://a": ""}
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("while_it", ["sleeps", "wakes", "is updated"])
 def test_attached_server_that_is_restarted_is_waited_for_and_given_the_next_weights(while_it):
     server = FakeServer()
