@@ -80,28 +80,29 @@ def started(
     with contextlib.ExitStack() as stack:
         student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
         servers = start_servers(student, compute, stack)
+        worker = RolloutWorker(student, compute=compute, prompts=prompts, texts=texts, servers=servers)
+        stack.callback(worker.close)
+        for note in worker.engine.notes:
+            print(note, flush=True)
+        worker.sleep()  # engine and trainers load in turn, as they take turns on the device ever after
         groups = {
             name: LocalGroup(name, Trainer(own, name, horizons=horizons, compute=computes[name], **shared))
             for name, own in group_args.items()
         }
-        for server in servers:
-            server.wait()
-        worker = RolloutWorker(student, compute=compute, prompts=prompts, texts=texts, servers=[s.url for s in servers])
-        stack.callback(worker.close)
-        for note in worker.engine.notes:
-            print(note, flush=True)
         yield StartedRun(groups, worker)
 
 
-def start_servers(args: Any, compute: Compute, stack: contextlib.ExitStack) -> list[Server]:
-    """The servers that the rollout engine speaks to, if it has any of its own; they end with ``stack``."""
+def start_servers(args: Any, compute: Compute, stack: contextlib.ExitStack) -> list[str]:
+    """The addresses of the servers that the rollout engine speaks to, if it has any of its own, started in turn on one
+    device; they end with ``stack``."""
     engine = registry.load("engines", args.rollout_engine)
-    servers: list[Server] = []
+    urls: list[str] = []
     for number in range(engine.num_servers(args)):
         serve = registry.resolve(engine.serve)
-        servers.append(serve(args, device=compute.device.type, number=number, host="127.0.0.1"))
-        stack.callback(servers[-1].close)
-    return servers
+        server: Server = serve(args, device=compute.device.type, number=number, host="127.0.0.1")
+        stack.callback(server.close)
+        urls.append(server.wait())
+    return urls
 
 
 def init_single_rank(compute: Compute) -> None:

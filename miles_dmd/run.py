@@ -118,6 +118,8 @@ class DistillationTrainer:
         if self.controller_instance is not None:
             raise ConfigError("this trainer has run, and its groups are gone; make another one to run again")
         require_cluster(self.args)
+        if (knock := registry.load("engines", self.args.rollout_engine).knock) is not None:
+            registry.resolve(knock)(self.args)
         with own_directory(self.args) as self.directory:
             # within the lock: a run that was at work there a moment ago may have left a later checkpoint
             self.resume = resume = open_resume(self.args)

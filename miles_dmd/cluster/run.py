@@ -13,7 +13,7 @@ from miles_dmd.cluster.asking import LEAVING
 from miles_dmd.cluster.placement import place
 from miles_dmd.cluster.preflight import check_nodes
 from miles_dmd.cluster.rollout_actor import RayRollouts
-from miles_dmd.cluster.server_actor import RayServer
+from miles_dmd.cluster.server_actor import RayServer, serve_all
 from miles_dmd.cluster.session import every, ray_session
 from miles_dmd.cluster.trainer_group import RayTrainerGroup
 from miles_dmd.cluster.waiting import TICK, Supervisor
@@ -62,16 +62,17 @@ def started(
                 groups[name] = RayTrainerGroup(name, size, placement, supervisor)
             print(f"Encoding {len(texts)} prompts, unless they are cached, and loading models ...", flush=True)
             table = rollouts.encode(args, placement.device, texts)
+            # then engine and trainers in turn, as they take turns on the device ever after
+            urls = serve_all(servers, supervisor)
+            supervisor.gather(rollouts.build(student, placement.device, table, texts, urls), "loading models")
+            for note in rollouts.notes():
+                print(note, flush=True)
+            rollouts.sleep()
             calls: dict[str, Any] = {}
             for name, group in groups.items():
                 parts = {"plan": plan, "loss_type": loss_type, "prompt_table": table, "horizons": horizons}
                 calls |= group.build(group_args[name], placement.device, **parts)
-            for server in servers:
-                supervisor.gather(server.wait(), "starting")
-            calls |= rollouts.build(student, placement.device, table, texts, [server.url for server in servers])
             supervisor.gather(calls, "loading models")
-            for note in rollouts.notes():
-                print(note, flush=True)
             yield StartedRun(groups, rollouts)
         finally:
             if session.asker.answers:

@@ -54,6 +54,9 @@ class EngineType:
     beyond_node: Callable[[Any], bool] = lambda args: False
     """Whether they listen where other nodes reach them. Else ``host`` is loopback, and all are on the rollout worker's
     node."""
+    knock: str | None = None
+    """Dotted name of ``knock(args)``, called before anything loads: is there what the engine needs outside of the run?
+    Raises ConfigError."""
     tidy: Callable[[Any], None] = lambda args: None
     """Removes what engines that have ended left on disk; called when a run has."""
 
@@ -67,11 +70,8 @@ class EngineType:
 class Server(Protocol):
     """A server that the run has started; it ends with the process that started it, whatever ends that."""
 
-    @property
-    def url(self) -> str: ...
-
-    def wait(self) -> None:
-        """Until it answers. Raises EngineError that shows the end of its log."""
+    def wait(self) -> str:
+        """Until it answers; its address. Raises EngineError that shows the end of its log."""
         ...
 
     def close(self) -> None: ...

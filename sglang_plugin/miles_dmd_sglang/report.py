@@ -19,16 +19,19 @@ def around_checksum(original: Callable[..., Any], worker: Any, module_names: lis
 
 
 def report(worker: Any) -> dict[str, Any]:
+    from sglang.multimodal_gen.runtime.managers.memory_managers.layerwise_offload import iter_materialized_weights
+    from sglang.multimodal_gen.runtime.platforms import current_platform
     from sglang.version import __version__ as sglang_version
 
     network = worker.pipeline.get_module("transformer")
-    parameters = {} if network is None else dict(network.named_parameters())
+    # under layer-wise offload the network itself holds placeholders of one number
+    parameters = {} if network is None else dict(iter_materialized_weights(network))
     return {
         "protocol": PROTOCOL,
         "plugin": __version__,
         "sglang": sglang_version,
         "pipeline": type(worker.pipeline).__name__,
-        "device": next((value.device.type for value in parameters.values()), "unknown"),
+        "device": current_platform.device_type,  # not a parameter's, which may be offloaded meanwhile
         "cannot_stop": cannot_stop(worker.pipeline),
         "asleep": bool(worker.is_sleeping()),
         "counters": dict(COUNTERS),

@@ -20,6 +20,8 @@ FOREIGN = (
     {"--help", "--name", "--no-name", "--flag"},
     {"--local-dir", "--exclude", "--include", "--content", "--draft"},
     {"--tp-size", "--model-path", "--model-id", "--component-paths", "--host", "--port", "--warmup-mode", "--no-deps"},
+    {"--component-residency", "--dit-precision", "--vae-precision", "--text-encoder-precisions", "--strict-ports"},
+    {"--sleep-on-idle", "--log-level", "--por"},
 )
 """Placeholders and what argparse adds; flags of `hf`, `towncrier`, `sglang serve` and `pip`."""
 SMALLEST = {

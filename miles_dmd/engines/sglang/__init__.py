@@ -6,7 +6,6 @@ HTTP only; sglang is never imported here. It pins its own torch, so it lives in 
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,11 @@ from urllib.parse import urlsplit
 
 from miles_dmd import registry
 from miles_dmd.config.checkpoints import encoder_fingerprint
-from miles_dmd.config.values import Positive, Ranks, Threads
+from miles_dmd.config.values import Natural, Positive, Ranks, Threads
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
+from miles_dmd.engines.sglang.server_flags import require_one_device, words
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests
 from miles_dmd.sampling.strategies import FEW_STEP
@@ -35,7 +35,7 @@ class Options:
     sglang_host: Literal["loopback", "node"] = "loopback"
     """Where they listen: on loopback, or, for several nodes, on the address of the node that each is on."""
     sglang_args: str = ""
-    """Further flags of `sglang serve` for them, as one text: "--tp-size 2"."""
+    """Further flags of `sglang serve` for them, as one text: "--log-level debug"."""
     sglang_log_dir: str | None = None
     """Where their logs are kept; by default sglang/logs in --cache-dir."""
     sglang_start_timeout: Positive = 600.0
@@ -47,11 +47,13 @@ class Options:
     sglang_probe_timeout: Positive = 60.0
     """Seconds to wait for a server to say how it is, to sleep or to wake; one that does not is taken out."""
     sglang_deadline: Positive = 60.0
-    """Seconds over which a request that fails is repeated at a server, before another server is asked."""
+    """Seconds over which any request that fails is repeated at a server, before it is taken out."""
     sglang_weights: Literal["auto", "tensor", "disk"] = "auto"
     """How weights travel: in requests, or through a folder in --cache-dir; auto takes requests for servers on a CPU."""
     verify_weights: Literal["first", "every", "off"] = "first"
     """Which weight updates are compared, tensor by tensor, with what the servers then hold."""
+    verify_weights_interval: Natural = 1
+    """With first: updates from one comparison of 16 tensors, others each time, to the next; 0 for none."""
 
 
 def check(args: Any) -> None:
@@ -72,7 +74,8 @@ def check(args: Any) -> None:
             f"--sglang-python {options.sglang_python}: there is no such program; scripts/setup_sglang_cpu.sh makes the "
             "environment"
         )
-    _splits(options.sglang_args)
+    words(options.sglang_args)
+    require_one_device(options.sglang_args, args.device)
     checkpoint = Path(_student_checkpoint(args))
     served(args.model_family).text_length(checkpoint, args.max_sequence_length)
     components = registry.load("models", args.model_family).components
@@ -109,13 +112,6 @@ def _refuse_for_attached(options: Options) -> None:
             )
 
 
-def _splits(flags: str) -> None:
-    try:
-        shlex.split(flags)
-    except ValueError as error:
-        raise ConfigError(f"--sglang-args {flags!r} cannot be read ({error}); quote it as in a shell") from None
-
-
 def num_servers(args: Any) -> int:
     options: Options = args.engine_options
     return 0 if options.sglang_url else options.num_sglang_servers
@@ -130,4 +126,5 @@ engine = EngineType(
     num_servers=num_servers,
     beyond_node=lambda args: args.engine_options.sglang_host == "node",
     tidy=lambda args: sweep(weights_root(args)),
+    knock="miles_dmd.engines.sglang.knock:knock",
 )

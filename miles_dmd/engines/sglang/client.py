@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import stamina
+from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
 from miles_dmd.errors import EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
+
+log = logging.getLogger(__name__)
 
 SHOWN = 300
 """Characters of a request or a reason in an error."""
@@ -21,11 +27,21 @@ CONNECT = 10.0
 """Most seconds to wait for a connection."""
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """The retry law, the same for every call: an attempt is awaited so long, and a failure repeated over so long."""
+
+    timeout: float
+    """Seconds for one answer."""
+    deadline: float
+    """Seconds over which a failure that may pass is repeated; 0 asks once."""
+
+
 class Client:
     """Requests may be made from several threads. ``transport`` stands for the network in tests.
 
-    A failure is asked again until ``deadline``; with ``patience``, a number of seconds, a request is made once and its
-    answer awaited that long. ``managed``: the run has started the server, so nobody else starts it again.
+    ``timeout`` and ``deadline`` are the ``Patience`` of calls that name none of their own. ``managed``: the run has
+    started the server, so nobody else starts it again.
     """
 
     def __init__(
@@ -38,7 +54,7 @@ class Client:
         managed: bool = False,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.url, self.timeout, self.deadline, self.managed = url.rstrip("/"), timeout, deadline, managed
+        self.url, self.patience, self.managed = url.rstrip("/"), Patience(timeout, deadline), managed
         limits = httpx.Limits(max_connections=connections + 1)  # one more, for what is not a sample
         self._http = httpx.Client(
             base_url=self.url,
@@ -47,39 +63,45 @@ class Client:
             trust_env=False,  # a proxy for the internet is none for these
         )
         self.sent_bytes = self.received_bytes = 0
+        self.attempts: Counter[str] = Counter()
+        """path -> requests made, repetitions included."""
 
-    def get(self, path: str, *, patience: float | None = None) -> dict[str, Any]:
+    def get(self, path: str, *, patience: Patience | None = None) -> dict[str, Any]:
         return self._json(path, self._call("GET", path, None, patience))
 
-    def post(self, path: str, body: Mapping[str, Any], *, patience: float | None = None) -> dict[str, Any]:
+    def post(self, path: str, body: Mapping[str, Any], *, patience: Patience | None = None) -> dict[str, Any]:
         return self._json(path, self._call("POST", path, body, patience))
 
-    def succeed(self, path: str, body: Mapping[str, Any], *, patience: float | None = None) -> None:
+    def succeed(self, path: str, body: Mapping[str, Any], *, patience: Patience | None = None) -> None:
         """POST; the answer must say success."""
         answer = self.post(path, body, patience=patience)
         if answer.get("success") is not True:
             raise EngineRefused(f"{self.url}{path}: {answer.get('message', 'no success, and no reason')}")
 
-    def generate(self, body: Mapping[str, Any], *, patience: float | None = None) -> bytes:
+    def generate(self, body: Mapping[str, Any], *, patience: Patience | None = None) -> bytes:
         """The answer to a rollout request, as it came."""
         return self._call("POST", "/rollout/generate", body, patience).content
 
     def close(self) -> None:
         self._http.close()
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None, patience: float | None) -> httpx.Response:
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, patience: Patience | None
+    ) -> httpx.Response:
         content = None if body is None else json.dumps(body).encode()
-        if patience is not None or self.deadline <= 0:
-            return self._once(method, path, content, self.timeout if patience is None else patience)
+        patience = patience or self.patience
+        if patience.deadline <= 0:
+            return self._once(method, path, content, patience.timeout)
         # jitter: a server that fails under load gets its requests back one by one
         for attempt in stamina.retry_context(
-            on=_passes, attempts=None, timeout=self.deadline, wait_initial=0.2, wait_max=5.0, wait_jitter=1.0
+            on=_passes, attempts=None, timeout=patience.deadline, wait_initial=0.2, wait_max=5.0, wait_jitter=1.0
         ):
             with attempt:
-                return self._once(method, path, content, self.timeout)
+                return self._once(method, path, content, patience.timeout)
         raise AssertionError("a retry context ends with a result or an error")
 
     def _once(self, method: str, path: str, content: bytes | None, timeout: float) -> httpx.Response:
+        self.attempts[path] += 1
         try:
             answer = self._http.request(
                 method,
@@ -124,6 +146,14 @@ def _passes(error: Exception) -> bool:
     return isinstance(error, EngineUnavailable) and not isinstance(error, EngineGone)
 
 
+def _tell(details: RetryDetails) -> None:
+    """Stamina's own line names neither server nor reason; an EngineUnavailable begins with both."""
+    log.warning("%s; asked again in %.1f s", details.caused_by, details.wait_for)
+
+
+set_on_retry_hooks((_tell,))
+
+
 def nobody_listens(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, ConnectionRefusedError):
@@ -133,5 +163,7 @@ def nobody_listens(error: BaseException | None) -> bool:
 
 
 def _short(text: str) -> str:
+    if text.lstrip().startswith("<"):
+        return "a web page, which SGLang does not send"
     line = " ".join(text.split())
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."

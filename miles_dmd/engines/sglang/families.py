@@ -19,7 +19,8 @@ class Served:
     """From which SGLang tells the family; a directory's name would decide otherwise."""
     pipeline: str
     """Class that ``/model_info`` must name."""
-    num_text_encoders: int
+    text_encoders: tuple[str, ...]
+    """Components, in the order in which flags that are about all of them name them."""
     text_length: Callable[[Path, int | None], int | None]
     """(checkpoint, --max-sequence-length) -> what to send; None sends nothing. Raises ConfigError."""
     fixed_parameters: frozenset[str]
@@ -45,7 +46,7 @@ FAMILIES = {
     "sd3": Served(
         model_id="stable-diffusion-3.5-medium",
         pipeline="StableDiffusion3Pipeline",
-        num_text_encoders=3,
+        text_encoders=("text_encoder", "text_encoder_2", "text_encoder_3"),
         text_length=_sd3_text_length,
         fixed_parameters=frozenset({"pos_embed.pos_embed"}),
     )

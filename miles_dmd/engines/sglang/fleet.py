@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from miles_dmd.engines.sglang import weights
-from miles_dmd.engines.sglang.client import Client, nobody_listens
+from miles_dmd.engines.sglang.client import Client, Patience, nobody_listens
 from miles_dmd.engines.sglang.families import Served
 from miles_dmd.engines.sglang.pool import Member, Pool, outcomes
 from miles_dmd.engines.sglang.probe import Capabilities, other_law, probe, report
 from miles_dmd.engines.sglang.wire import Sampling
-from miles_dmd.errors import EngineError, EngineGone, EngineMisanswer, EngineUnavailable
+from miles_dmd.errors import EngineError, EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +22,28 @@ KNOCK = 5.0
 SLEEP, WAKE = "/release_memory_occupation", "/resume_memory_occupation"
 
 
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+RequireEncoders = Callable[[Client, Capabilities, Patience], None]
+"""Raises EngineError for a server that encodes prompts otherwise than the run."""
+
+
 class Fleet:
     def __init__(
-        self, clients: Sequence[Client], sampling: Sampling, *, family: Served, text: str, options: Any, dtype: str
+        self,
+        clients: Sequence[Client],
+        sampling: Sampling,
+        *,
+        family: Served,
+        text: str,
+        options: Any,
+        dtype: str,
+        require_encoders: RequireEncoders,
     ) -> None:
         """``text`` is the prompt of probes. Raises EngineError that names the first server that cannot be used."""
         self.sampling, self.family, self.text, self.dtype = sampling, family, text, dtype
-        self.patience: float = options.sglang_probe_timeout
-        self.knock = min(KNOCK, self.patience)
+        self.require_encoders = require_encoders
+        self.patience = Patience(options.sglang_probe_timeout, options.sglang_deadline)
+        self.knock = Patience(min(KNOCK, self.patience.timeout), 0.0)
         self.attached = bool(options.sglang_url)
         self.asleep = False
         self.pool = Pool([self._introduced(client) for client in clients])
@@ -41,16 +55,23 @@ class Fleet:
     # -- who is there -----------------------------------------------------------------------------------------------
 
     def _introduced(self, client: Client) -> Member:
-        capabilities = self._awake(client, probe(client, self.family.pipeline))
+        capabilities = self._usable(client, client.patience)  # its first sample may take as long as any
         law = other_law(client, self.sampling, capabilities, self.text, self.dtype)
         checksum = weights.checksum(client) if capabilities.updates is None else ""
         return Member(client, capabilities, law=law, version=0, checksum=checksum)
 
-    def _awake(self, client: Client, capabilities: Capabilities, *, patience: float | None = None) -> Capabilities:
+    def _usable(self, client: Client, samples: Patience) -> Capabilities:
+        """Of a server that nothing is known of yet. Raises EngineError for one that cannot be used, with the reason."""
+        capabilities = self._awake(client, probe(client, self.family.pipeline, patience=self.patience))
+        require_precision(client.url, capabilities, self.dtype, self.family)
+        self.require_encoders(client, capabilities, samples)
+        return capabilities
+
+    def _awake(self, client: Client, capabilities: Capabilities) -> Capabilities:
         """Whoever used it last may have left it asleep. Without our plugin it does not tell, and is woken anyway."""
         if capabilities.plugin and not capabilities.asleep:
             return capabilities
-        client.succeed(WAKE, {}, patience=patience)
+        client.succeed(WAKE, {}, patience=self.patience)
         return replace(capabilities, asleep=False)
 
     def returning(self) -> list[Member]:
@@ -61,9 +82,9 @@ class Fleet:
         return [member for member, error in found if error is None]
 
     def _is_back(self, member: Member) -> None:
-        member.client.get("/health", patience=self.knock)
-        found = probe(member.client, self.family.pipeline, patience=self.patience)
-        member.capabilities = self._awake(member.client, found, patience=self.patience)
+        # where nobody else is left, one that is being started again is waited for
+        member.client.get("/health", patience=self.knock if self.pool.admitted else self.patience)
+        member.capabilities = self._usable(member.client, self.patience)
         member.slept = member.compared = False
         member.version = None
 
@@ -89,11 +110,10 @@ class Fleet:
             log.warning("%s is taken out: %s", member.client.url, why)
 
     def take_out_the_dead(self) -> None:
-        """One that does not answer is asked for nothing any more. Raises EngineError where none is left."""
+        """One that does not answer is asked for nothing any more."""
         for member, error in outcomes(self.pool.admitted, self._answers):
             if error:
                 self.take_out(member, error)
-        self.pool.require_one()
 
     def _answers(self, member: Member) -> None:
         member.client.get("/health", patience=self.patience)
@@ -135,27 +155,36 @@ class Fleet:
         self.asleep = False
 
     def _settle(self, *, asleep: bool) -> None:
-        for member, error in outcomes(self.pool.admitted, lambda member: self._switch(member, asleep, self.patience)):
+        for member, error in outcomes(self.pool.admitted, lambda member: self._settled(member, asleep)):
             if isinstance(error, EngineUnavailable):
                 self.take_out(member, error)
             elif error:
                 raise error
-        self.pool.require_one()
+        if not self.attached:  # nobody starts those again; of others, one may be back for the next weights
+            self.pool.require_one()
+
+    def _settled(self, member: Member, asleep: bool) -> None:
+        found = self._switch(member, asleep, self.patience)
+        if found is not None and found.updates != member.capabilities.updates:
+            raise changed(member, found.updates)
 
     def _give_back(self, member: Member) -> None:
         """One that was taken out and lives on has the device's memory like any other."""
         self._switch(member, True, self.knock)
 
-    def _switch(self, member: Member, asleep: bool, patience: float) -> None:
+    def _switch(self, member: Member, asleep: bool, patience: Patience) -> Capabilities | None:
+        """What the server is then, where our plugin tells it."""
         path = SLEEP if asleep else WAKE
         member.slept = asleep or member.slept  # also where the answer does not come
         member.client.succeed(path, {}, patience=patience)
         member.slept = asleep
-        if member.capabilities.plugin:
-            found = report(member.client, member.capabilities.version, patience=patience)
-            if found.asleep != asleep:
-                state = "asleep" if found.asleep else "awake"
-                raise EngineError(f"{member.client.url}{path} says success, and the server is {state}")
+        if not member.capabilities.plugin:
+            return None
+        found = report(member.client, member.capabilities.version, patience=patience)
+        if found.asleep != asleep:
+            state = "asleep" if found.asleep else "awake"
+            raise EngineError(f"{member.client.url}{path} says success, and the server is {state}")
+        return found
 
     def close(self) -> None:
         """Servers that others go on using are left as they were found; those of the run end with it."""
@@ -166,6 +195,28 @@ class Fleet:
                     log.warning("%s may be left asleep: %s", member.client.url, error)
         for member in self.pool.members:
             member.client.close()
+
+
+def require_precision(server: str, capabilities: Capabilities, dtype: str, family: Served) -> None:
+    """Raises EngineRefused where the network computes in another precision than the run's; not without our plugin."""
+    told = {
+        name: kind for name, (_, kind) in (capabilities.parameters or {}).items() if name not in family.fixed_parameters
+    }
+    found = sorted({kind.removeprefix("torch.") for kind in told.values()})
+    if found and found != [PRECISIONS[dtype]]:
+        encoders = " ".join([dtype] * len(family.text_encoders))
+        raise EngineRefused(
+            f"{server} holds its network in {' and '.join(found)}, and --compute-dtype is {dtype}: start it with "
+            f"--dit-precision {dtype} --text-encoder-precisions {encoders}"
+        )
+
+
+def changed(member: Member, updates: int | None) -> EngineUnavailable:
+    """The failure of a server that has had other weight updates than the run's."""
+    return EngineUnavailable(
+        f"{member.client.url} has had {updates} weight updates, and {member.capabilities.updates} are known: it was "
+        "restarted, or somebody else updates it"
+    )
 
 
 def _note(member: Member) -> str:

@@ -30,6 +30,18 @@ class OwnFolder:
             self.path.mkdir(parents=True)
             held = _lock(self.path)
         self._descriptor = held
+        self._parts: list[Path] = []
+
+    def fresh(self, name: str) -> Path:
+        """An empty folder in it, of a name that nothing has had before: a network file system whose cache is behind
+        would show the files of an older one. The one before it stays, which a server may want to go back to."""
+        path = self.path / f"{name}-{secrets.token_hex(4)}"
+        path.mkdir()
+        self._parts.append(path)
+        for old in self._parts[:-2]:
+            shutil.rmtree(old, ignore_errors=True)
+        del self._parts[:-2]
+        return path
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from miles_dmd.engines.sglang.client import Client
+from miles_dmd.engines.sglang.client import Client, Patience
+from miles_dmd.engines.sglang.identity import identify
 from miles_dmd.engines.sglang.wire import PROTOCOL, Ask, Sample, Sampling, read_answer, request_body
 from miles_dmd.errors import EngineMisanswer, EngineRefused
 
-MINIMUM = (0, 5, 22)
-"""The first release whose SD3 scheduler can be given the few-step grid (use_uniform_sigmas)."""
 REPORT = "miles_dmd:report"
 """Asked of /get_weights_checksum as if it were a module; a server without the plugin has no such module."""
 SEED = 2**62 + 12345
@@ -34,6 +33,8 @@ class Capabilities:
     updates: int | None = None
     """Weight updates since the server started."""
     asleep: bool = False
+    tp_size: int = 1
+    """Devices over which its network is sharded."""
 
     @property
     def stops(self) -> bool:
@@ -45,19 +46,13 @@ class Capabilities:
         return f"SGLang {self.version}, {stops if self.stops else captures}"
 
 
-def probe(client: Client, pipeline: str, *, patience: float | None = None) -> Capabilities:
+def probe(client: Client, pipeline: str, *, patience: Patience | None = None) -> Capabilities:
     """Raises EngineRefused for a server that cannot be used, with the reason."""
-    version = str(client.get("/server_info", patience=patience).get("version", ""))
-    if not version or _numbers(version) < MINIMUM:
-        wanted = ".".join(map(str, MINIMUM))
-        raise EngineRefused(f"{client.url} runs SGLang {version or 'of unknown version'}; install {wanted} or later")
-    served = client.get("/model_info", patience=patience).get("architectures") or ["nothing known"]
-    if served != [pipeline]:
-        raise EngineRefused(f"{client.url} serves {served[0]}; the run wants {pipeline}: serve --hf-checkpoint there")
-    return report(client, version, patience=patience)
+    who = identify(client, pipeline, patience=patience)
+    return replace(report(client, who.version, patience=patience), tp_size=who.tp_size)
 
 
-def report(client: Client, version: str, *, patience: float | None = None) -> Capabilities:
+def report(client: Client, version: str, *, patience: Patience | None = None) -> Capabilities:
     """What our plugin says there now."""
     answer = client.post("/get_weights_checksum", {"module_names": [REPORT]}, patience=patience).get(REPORT)
     if not isinstance(answer, dict):
@@ -87,7 +82,7 @@ def _from_plugin(answer: Mapping[str, Any], version: str, server: str) -> Capabi
 
 def take_sample(
     client: Client, sampling: Sampling, capabilities: Capabilities, text: str, seed: int, stop_step: int,
-    *, patience: float | None = None,
+    *, patience: Patience | None = None,
 ) -> Sample:  # fmt: skip
     ask = Ask(text=text, seed=seed, stop_step=stop_step, stops=capabilities.stops)
     body = client.generate(request_body(sampling, ask), patience=patience)
@@ -96,7 +91,7 @@ def take_sample(
 
 def other_law(
     client: Client, sampling: Sampling, capabilities: Capabilities, text: str, dtype: str,
-    *, patience: float | None = None,
+    *, patience: Patience | None = None,
 ) -> str:  # fmt: skip
     """How the server draws its noise or takes its steps otherwise than the in-process engine; empty where it does not.
 
@@ -119,8 +114,3 @@ def other_law(
 
 def _close(found: torch.Tensor, expected: torch.Tensor, dtype: str) -> bool:
     return bool((found - expected).abs().max() <= TOLERANCE[dtype])
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.split("+")[0].split(".")[:3]
-    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts)

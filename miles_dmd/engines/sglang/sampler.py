@@ -17,13 +17,14 @@ from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.engines.sglang import weights
 from miles_dmd.engines.sglang.client import Client
+from miles_dmd.engines.sglang.encoders import Encoders
 from miles_dmd.engines.sglang.families import served
-from miles_dmd.engines.sglang.fleet import Fleet
+from miles_dmd.engines.sglang.fleet import Fleet, RequireEncoders, changed
 from miles_dmd.engines.sglang.folders import OwnFolder, sweep, weights_root
 from miles_dmd.engines.sglang.pool import Member
 from miles_dmd.engines.sglang.probe import take_sample
 from miles_dmd.engines.sglang.schedule import scheduler_directory
-from miles_dmd.engines.sglang.update import Network, Update
+from miles_dmd.engines.sglang.update import Network, Update, Verify
 from miles_dmd.engines.sglang.wire import Sample, Sampling
 from miles_dmd.errors import EngineError, EngineRefused, EngineUnavailable
 from miles_dmd.network.conditions import PromptTable
@@ -34,7 +35,14 @@ log = logging.getLogger(__name__)
 
 
 class SGLangEngine:
-    def __init__(self, args: Any, clients: Sequence[Client], texts: Sequence[str], sampling: Sampling) -> None:
+    def __init__(
+        self,
+        args: Any,
+        clients: Sequence[Client],
+        texts: Sequence[str],
+        sampling: Sampling,
+        require_encoders: RequireEncoders,
+    ) -> None:
         self.args, self.options, self.texts, self.sampling = args, args.engine_options, tuple(texts), sampling
         family = served(args.model_family)
         self.network = Network(
@@ -43,7 +51,13 @@ class SGLangEngine:
         self.forwards = 0
         self._folder: OwnFolder | None = None
         self.fleet = Fleet(
-            clients, sampling, family=family, text=texts[0], options=self.options, dtype=args.compute_dtype
+            clients,
+            sampling,
+            family=family,
+            text=texts[0],
+            options=self.options,
+            dtype=args.compute_dtype,
+            require_encoders=require_encoders,
         )
         self.pool = self.fleet.pool
         self.version: int | None = 0
@@ -134,12 +148,14 @@ class SGLangEngine:
         """All admitted servers or none; servers that are back are given the weights too, and taken in again."""
         self._require_awake()
         returning = self.fleet.returning()
-        if not returning or self.pool.admitted:
-            self.fleet.take_out_the_dead()
+        self.fleet.take_out_the_dead()
+        if not returning:
+            self.pool.require_one()
         update = Update(version, self.network, must=self.pool.admitted, may=returning)
         # until all is done, nobody knows what the servers hold
         self.version = None
-        update.push(buckets, self._transport(update), self.options.verify_weights)
+        verify = Verify(self.options.verify_weights, self.options.verify_weights_interval)
+        update.push(buckets, self._transport(update), verify)
         self.fleet.readmit(update.returned)
         self.pool.require_one()
         self.version = version
@@ -151,8 +167,7 @@ class SGLangEngine:
         if how == "tensor":
             return weights.InRequests(update.each)
         self._folder = self._folder or OwnFolder(weights_root(self.args))
-        # two folders in turn: a server may still want to go back to the one before
-        return weights.ThroughFolder(update.each, self._folder.path / str(update.version % 2))
+        return weights.ThroughFolder(update.each, self._folder.fresh(f"version{update.version}"))
 
     def _hold_the_checkpoint(self) -> None:
         """Version 0 is --hf-checkpoint: a server that another run has used is given it."""
@@ -167,8 +182,8 @@ class SGLangEngine:
             member.compared = False  # with weights of the run's own
             if member.checksum and not member.wrong and member.checksum != self._checkpoint_checksum():
                 raise EngineRefused(
-                    f"{member.client.url} has other parameters than {self._component} has weights for; serve "
-                    "--hf-checkpoint there"
+                    f"{member.client.url} has other parameters than {self._component} has weights for, or holds them "
+                    f"in another precision; serve --hf-checkpoint there, with --dit-precision {self.args.compute_dtype}"
                 )
 
     @functools.cache  # noqa: B019 - an engine lives as long as its run
@@ -208,11 +223,10 @@ class SGLangEngine:
 
 def require_version(member: Member, sample: Sample, version: int) -> None:
     """Raises EngineUnavailable for a sample of other weights than the run's: the server was restarted, or shared."""
-    if member.version != version or sample.updates != member.capabilities.updates:
-        raise EngineUnavailable(
-            f"{member.client.url} holds version {member.version} of {version}, and samples after {sample.updates} "
-            f"updates of {member.capabilities.updates} that are known: it was restarted, or somebody else updates it"
-        )
+    if sample.updates != member.capabilities.updates:
+        raise changed(member, sample.updates)
+    if member.version != version:
+        raise EngineUnavailable(f"{member.client.url} holds version {member.version}, and the run's is {version}")
 
 
 def build(
@@ -241,4 +255,13 @@ def build(
         )
         for url in options.sglang_url or servers
     ]
-    return SGLangEngine(args, clients, texts, sampling)
+    encoders = Encoders(
+        checkpoint=checkpoint,
+        family=served(args.model_family),
+        dtype=args.compute_dtype,
+        texts=texts,
+        prompts=prompts,
+        sampling=sampling,
+        by_weights=bool(options.sglang_url) and options.verify_weights != "off",
+    )
+    return SGLangEngine(args, clients, texts, sampling, encoders.require_same)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -27,11 +27,13 @@ class Network:
     """Tables that no training changes."""
     dtype: torch.dtype
     stored: Mapping[str, tuple[int, ...]]
-    """name -> shape in the checkpoint: what a server holds that does not tell."""
+    """name -> shape in the checkpoint: what a server holds that does not tell its own."""
 
     def parameters(self, member: Member) -> Mapping[str, tuple[int, ...]]:
         known = member.capabilities.parameters
-        return self.stored if known is None else {name: shape for name, (shape, _) in known.items()}
+        if known is None or member.capabilities.tp_size > 1:  # which tells the shapes of one device's shards
+            return self.stored
+        return {name: shape for name, (shape, _) in known.items()}
 
     def dtype_at(self, members: Sequence[Member]) -> Callable[[str], torch.dtype]:
         told = {
@@ -45,6 +47,29 @@ class Network:
             return torch.float32 if name in self.fixed else self.dtype
 
         return dtype_of
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Which updates are compared with what the servers then hold."""
+
+    which: Literal["first", "every", "off"]
+    interval: int
+    """With "first": updates from one comparison of some tensors to the next; 0 for none."""
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """How many weight updates a server has had."""
+
+    updates: int | None
+    """By its own count."""
+    attempts: int
+    """By the requests that were made."""
+
+    @classmethod
+    def by(cls, member: Member, transport: weights.Transport) -> _Taken:
+        return cls(member.capabilities.updates, member.client.attempts[transport.path])
 
 
 class Update:
@@ -79,28 +104,50 @@ class Update:
         if not self.members:
             raise EngineError(f"no SGLang server took the weights of version {self.version}: {error}") from error
 
-    def push(
-        self,
-        buckets: Iterable[Mapping[str, Tensor]],
-        transport: weights.Transport,
-        verify: Literal["first", "every", "off"],
-    ) -> None:
+    def push(self, buckets: Iterable[Mapping[str, Tensor]], transport: weights.Transport, verify: Verify) -> None:
         dtype_of = self.network.dtype_at(self.members)
-        compared = [m for m in self.members if verify == "every" or (verify == "first" and not m.compared)]
+        whole = [m for m in self.members if verify.which == "every" or (verify.which == "first" and not m.compared)]
+        chosen = self._chosen(verify)
         digests: dict[str, str] = {}
         names: set[str] = set()
+        self._each(self.members, _refresh)
+        before = {member: _Taken.by(member, transport) for member in self.members}
         for bucket in buckets:
             self._each(self.members, lambda member, bucket=bucket: self._refuse_unknown(bucket, member))  # type: ignore[misc]
             sent = weights.cast(bucket, dtype_of)
             transport.send(sent)
             names |= sent.keys()
-            digests |= {name: weights.digest(value) for name, value in sent.items()} if compared else {}
+            wanted = sent.keys() if whole else sent.keys() & chosen
+            digests |= {name: weights.digest(sent[name]) for name in wanted}
         self._each(self.members, lambda member: self._refuse_missing(names, member))
         transport.finish()
-        self._each([m for m in compared if m in self.members], lambda member: _compare(member, digests))
-        self._each(self.members, _note_state)
+        self._each([m for m in whole if m in self.members], lambda member: _compare(member, digests))
+        few = {name: digests[name] for name in names & chosen}
+        self._each([m for m in self.members if few and m not in whole], lambda m: weights.compare(m.client, few))
+        self._each(self.members, _refresh)
+        self._each(self.members, lambda member: self._require_taken(member, before[member], transport))
+        self._each(self.members, _note_checksum)
         for member in self.members:
             member.version = self.version
+
+    def _chosen(self, verify: Verify) -> frozenset[str]:
+        """Names of the tensors that are compared at servers where not all are."""
+        if verify.which != "first" or not verify.interval or self.version % verify.interval:
+            return frozenset()
+        names = {name for member in self.members for name in self.network.parameters(member)}
+        return weights.sampled(names - self.network.fixed, self.version)
+
+    def _require_taken(self, member: Member, before: _Taken, transport: weights.Transport) -> None:
+        """A server counts the requests that it has applied, whatever it answered to them."""
+        now = _Taken.by(member, transport)
+        if now.updates is None or before.updates is None:
+            return
+        applied, made = now.updates - before.updates, now.attempts - before.attempts
+        if not transport.requests <= applied <= made:  # one that was repeated may have been applied twice
+            raise EngineError(
+                f"{member.client.url} was sent {transport.requests} parts of weights of version {self.version}, and "
+                f"has applied {applied}: it dropped some, or somebody else updates it"
+            )
 
     def _refuse_unknown(self, bucket: Mapping[str, Tensor], member: Member) -> None:
         """SGLang would skip such a name, and say that all is well."""
@@ -129,7 +176,11 @@ def _compare(member: Member, digests: Mapping[str, str]) -> None:
     member.compared = True
 
 
-def _note_state(member: Member) -> None:
-    """By which it is known later that nobody else has changed the weights."""
-    member.capabilities = report(member.client, member.capabilities.version)
+def _refresh(member: Member) -> None:
+    known = member.capabilities
+    member.capabilities = replace(report(member.client, known.version), tp_size=known.tp_size)
+
+
+def _note_checksum(member: Member) -> None:
+    """By which it is known later, of a server that counts no updates, that nobody else has changed the weights."""
     member.checksum = weights.checksum(member.client) if member.capabilities.updates is None else ""

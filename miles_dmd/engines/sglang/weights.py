@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import heapq
 import pickle
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,14 +16,23 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from miles_dmd.engines.sglang.client import Client
+from miles_dmd.engines.sglang.client import Client, Patience
 from miles_dmd.errors import EngineError, EngineRefused
 
 MODULE = "transformer"
 BUCKET_BYTES = 256 << 20
 
 
+SAMPLED = 16
+"""Tensors of an update that are compared where not all of them are."""
+
+
 class Transport(Protocol):
+    path: str
+    """Of the request by which a server takes weights."""
+    requests: int
+    """Of those, how many each server has had to take so far."""
+
     def send(self, bucket: Mapping[str, Tensor]) -> None: ...
 
     def finish(self) -> None: ...
@@ -38,24 +47,28 @@ class Each(Protocol):
 class InRequests:
     """Each bucket is a request's body: what a server on a CPU takes, whose unpickler admits tensors and little else."""
 
+    path = "/update_weights_from_tensor"
+
     def __init__(self, each: Each) -> None:
-        self.each = each
+        self.each, self.requests = each, 0
 
     def send(self, bucket: Mapping[str, Tensor]) -> None:
         payload = base64.b64encode(pickle.dumps([(name, value) for name, value in bucket.items()])).decode()
         body = {"serialized_named_tensors": [payload], "target_modules": [MODULE]}
-        self.each(lambda client: client.succeed("/update_weights_from_tensor", body))
+        self.each(lambda client: client.succeed(self.path, body))
+        self.requests += 1
 
     def finish(self) -> None: ...
 
 
 class ThroughFolder:
-    """All buckets are written to a folder that the servers can read, and they are told to load it."""
+    """All buckets are written to an empty folder that the servers can read, and they are told to load it."""
+
+    path = "/update_weights_from_disk"
 
     def __init__(self, each: Each, folder: Path) -> None:
-        self.each, self.folder, self.parts = each, folder, 0
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / MODULE).mkdir(parents=True)
+        self.each, self.folder, self.parts, self.requests = each, folder, 0, 0
+        (folder / MODULE).mkdir()
 
     def send(self, bucket: Mapping[str, Tensor]) -> None:
         self.parts += 1
@@ -64,7 +77,8 @@ class ThroughFolder:
 
     def finish(self) -> None:
         body = {"model_path": str(self.folder.resolve()), "flush_cache": True, "target_modules": [MODULE]}
-        self.each(lambda client: client.succeed("/update_weights_from_disk", body))
+        self.each(lambda client: client.succeed(self.path, body))
+        self.requests += 1
 
 
 def cast(bucket: Mapping[str, Tensor], dtype_of: Callable[[str], torch.dtype]) -> dict[str, Tensor]:
@@ -80,9 +94,15 @@ def digest(value: Tensor) -> str:
     return hasher.hexdigest()
 
 
-def compare(client: Client, digests: Mapping[str, str]) -> None:
+def sampled(names: Iterable[str], version: int) -> frozenset[str]:
+    """The tensors of an update that are compared where not all of them are: others for each version."""
+    draw = {name: hashlib.blake2b(f"{version} {name}".encode()).digest() for name in names}
+    return frozenset(heapq.nsmallest(SAMPLED, draw, key=lambda name: draw[name]))
+
+
+def compare(client: Client, digests: Mapping[str, str], module: str = MODULE) -> None:
     """Raises EngineError unless the server holds exactly these tensors."""
-    body = {"target_module": MODULE, "expected_named_tensors_sha256": dict(digests)}
+    body = {"target_module": module, "expected_named_tensors_sha256": dict(digests)}
     try:
         client.succeed("/update_weights_from_tensor_checker", body)
     except EngineRefused as error:
@@ -93,7 +113,7 @@ def _reason(error: EngineRefused) -> str:
     return str(error).partition("; asked:")[0].partition("status 400: ")[2] or str(error)
 
 
-def checksum(client: Client, *, patience: float | None = None) -> str:
+def checksum(client: Client, *, patience: Patience | None = None) -> str:
     """Of the names and bytes of all parameters of the server's network."""
     return str(client.post("/get_weights_checksum", {"module_names": [MODULE]}, patience=patience).get(MODULE))
 

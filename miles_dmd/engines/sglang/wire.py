@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,6 +96,12 @@ def read_answer(body: bytes, sampling: Sampling, ask: Ask, server: str) -> Sampl
     if ask.stops:
         return _stopped(answer, sampling, ask)
     return _captured(answer, sampling, ask, sigmas[ask.stop_step])
+
+
+def read_conditions(body: bytes, shapes: Mapping[str, tuple[int, ...]], server: str) -> dict[str, Tensor]:
+    """What the prompt of a request became: name -> embedding, of these shapes. Raises as ``read_answer``."""
+    answer = _Fields(_only(_unpacked(body, server), server), server)
+    return {name: answer.tensor(f"denoising_env.pos_cond_kwargs.{name}", shape) for name, shape in shapes.items()}
 
 
 def _stopped(answer: _Fields, sampling: Sampling, ask: Ask) -> Sample:

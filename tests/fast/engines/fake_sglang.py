@@ -37,10 +37,17 @@ class FakeServer:
         self.asked = []
         self.broken = {}
         """path -> status that it answers with."""
+        self.failing = {}
+        """path (or all) -> answers that come first, in turn; an exception is raised."""
         self.hung = set()
         """Paths that it does not answer in time."""
+        self.after = {}
+        """path -> a call made when it has done what it was asked; an exception that it gives is its answer."""
         self.down = self.insomniac = self.deaf = False
         """Dead; says that it sleeps and does not; drops the weights that it is sent."""
+        self.dtype, self.shape, self.tp_size = "torch.float32", [1], 1
+        self.counts = True
+        """Whether it counts weight updates."""
         self.waited = []
         """Seconds that it was given to answer each request."""
         self.restart()
@@ -55,6 +62,12 @@ class FakeServer:
         self.asked.append(path)
         if self.down:
             raise httpx.ConnectError("refused") from ConnectionRefusedError()
+        for failing in (self.failing.get(path), self.failing.get("all")):
+            if failing:
+                failure = failing.pop(0)
+                if isinstance(failure, Exception):
+                    raise failure
+                return failure
         self.waited.append(request.extensions["timeout"]["read"])
         if path in self.hung or "all" in self.hung:
             raise httpx.ReadTimeout("late")
@@ -64,13 +77,16 @@ class FakeServer:
             return httpx.Response(500, text="Server is sleeping")
         if path == "/rollout/generate":
             return httpx.Response(200, content=msgpack.packb([self.generate(body)]))
-        return httpx.Response(200, json=getattr(self, path.strip("/"))(body))
+        answer = getattr(self, path.strip("/"))(body)
+        if error := self.after.get(path, lambda: None)():
+            raise error
+        return httpx.Response(200, json=answer)
 
     def health(self, body):
         return {"status": "ok"}
 
     def server_info(self, body):
-        return {"version": self.version}
+        return {"version": self.version, "tp_size": self.tp_size}
 
     def model_info(self, body):
         return {"architectures": [self.pipeline]}
@@ -81,7 +97,7 @@ class FakeServer:
             return {name: hashlib.sha256(b"scale" + self.scale.numpy().tobytes()).hexdigest()}
         report = {
             "protocol": self.protocol, "plugin": "0.1.0", "cannot_stop": "", "device": "cpu", "asleep": self.asleep,
-            "counters": {"forwards": 0, "updates": self.updates}, "parameters": {"scale": [[1], "torch.float32"]},
+            "counters": {"forwards": 0, "updates": self.updates}, "parameters": {"scale": [self.shape, self.dtype]},
         }  # fmt: skip
         return {name: report if self.plugin else "not_found"}
 
@@ -89,7 +105,7 @@ class FakeServer:
         for name, value in pickle.loads(base64.b64decode(body["serialized_named_tensors"][0])):
             if name == "scale" and not self.deaf:
                 self.scale = value
-        self.updates += 1
+        self.updates += self.counts
         return {"success": True}
 
     def update_weights_from_tensor_checker(self, body):
@@ -129,20 +145,25 @@ SAMPLING = Sampling(
 )
 
 
-def engine_of(*servers, checkpoint="", cache_dir="/nowhere", **options):
-    options = Options(**{"verify_weights": "off", "sglang_url": [f"http://{name}" for name in "abc"], **options})
+def no_encoders(client, capabilities, patience):
+    """This server has none to compare."""
+
+
+def engine_of(*servers, checkpoint="", cache_dir="/nowhere", require_encoders=no_encoders, **options):
+    urls = [f"http://{name}" for name in "abc"]
+    options = Options(**{"verify_weights": "off", "sglang_deadline": 0.0, "sglang_url": urls, **options})
     clients = [
         Client(
-            f"http://{name}", timeout=600.0, deadline=0.0, connections=2, transport=httpx.MockTransport(server),
-            managed=not options.sglang_url,
+            url, timeout=600.0, deadline=options.sglang_deadline, connections=2,
+            transport=httpx.MockTransport(server), managed=not options.sglang_url,
         )
-        for name, server in zip("abc", servers, strict=False)
+        for url, server in zip(urls, servers, strict=False)
     ]  # fmt: skip
     args = SimpleNamespace(
         engine_options=options, model_family="sd3", compute_dtype="fp32", seed=0, hf_checkpoint=checkpoint,
         cache_dir=cache_dir,
     )  # fmt: skip
-    return SGLangEngine(args, clients, ["a cat", "a dog"], SAMPLING)
+    return SGLangEngine(args, clients, ["a cat", "a dog"], SAMPLING, require_encoders)
 
 
 def requests(*stop_steps):

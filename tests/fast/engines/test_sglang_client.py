@@ -5,7 +5,7 @@ import time
 import httpx
 import pytest
 
-from miles_dmd.engines.sglang.client import Client
+from miles_dmd.engines.sglang.client import Client, Patience
 from miles_dmd.errors import EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
 
 URL = "http://server"
@@ -49,13 +49,41 @@ def test_repetition_ends_at_the_deadline():
     assert time.monotonic() - started < 3
 
 
-def test_request_with_a_patience_of_its_own_is_made_once():
+def test_a_patience_of_its_own_has_the_same_law():
+    client, asked = client_of([(500, "broken"), (200, "{}")], deadline=0.0)
+
+    assert client.get("/x", patience=Patience(timeout=0.5, deadline=5.0)) == {}
+
+    assert [request.extensions["timeout"]["read"] for request in asked] == [0.5, 0.5]
+
+
+def test_request_without_a_deadline_is_made_once():
     client, asked = client_of([(500, "broken")])
 
     with pytest.raises(EngineUnavailable):
-        client.get("/x", patience=0.5)
+        client.get("/x", patience=Patience(timeout=0.5, deadline=0.0))
 
     assert len(asked) == 1
+
+
+def test_repetition_is_told_with_server_and_reason(caplog):
+    client, _ = client_of([(503, "warming up"), (200, "{}")])
+
+    client.get("/health")
+
+    (record,) = caplog.records
+    assert record.getMessage().startswith("http://server/health: status 503: warming up; asked again in ")
+
+
+@pytest.mark.parametrize(("status", "refusal"), [(200, EngineMisanswer), (404, EngineRefused)])
+def test_a_web_page_is_named_and_not_shown(status, refusal):
+    page = "\n<!DOCTYPE html><html><body><h1>It works</h1></body></html>"
+    client, _ = client_of([(status, page)])
+
+    with pytest.raises(refusal, match="a web page") as error:
+        client.post("/x", {})
+
+    assert "html" not in str(error.value).lower()
 
 
 def refused():

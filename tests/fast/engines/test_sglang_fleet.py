@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+import stamina
 import torch
 from safetensors.torch import save_file
 
+from miles_dmd.engines.sglang import Options
 from miles_dmd.engines.sglang.folders import OwnFolder, sweep
 from miles_dmd.errors import EngineError, EngineRefused
 
@@ -64,6 +67,106 @@ def test_server_that_comes_back_asleep_is_woken():
 
     assert [member.wrong for member in engine.pool.members] == ["", ""]
     assert len(engine.generate(requests(*[1] * 6))) == 6
+
+
+# -- the retry law: what passes within --sglang-deadline ends nothing -------------------------------------------------
+
+
+@pytest.fixture
+def at_once():
+    """Repetitions do not wait, and end after ten attempts."""
+    stamina.set_testing(True, attempts=10)
+    yield
+    stamina.set_testing(False)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("failure", [httpx.Response(503, text="busy"), httpx.ReadError("reset"), httpx.ReadTimeout("")])
+@pytest.mark.parametrize(
+    "path",
+    ["/health", "/release_memory_occupation", "/resume_memory_occupation", "/get_weights_checksum", "/rollout/generate",
+     "/update_weights_from_tensor", "/server_info", "/model_info", "/update_weights_from_tensor_checker"],
+)  # fmt: skip
+def test_only_server_may_fail_for_a_moment_at_any_call(path, failure):
+    server = FakeServer()
+    server.failing[path] = [failure]
+    engine = engine_of(server, sglang_deadline=30.0)
+    for version in (1, 2):
+        engine.options = Options(verify_weights="every")
+        if path not in ("/server_info", "/model_info"):  # asked once, when a server is taken in
+            server.failing[path] = [failure]
+        engine.sleep()
+        engine.wake()
+        engine.update_weights(new(0.5 / version), version)
+        engine.generate(requests(1))
+
+    assert server.failing[path] == []
+    assert engine.health() == {"http://a": ""}
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("while_it", ["sleeps", "wakes", "is updated"])
+def test_attached_server_that_is_restarted_is_waited_for_and_given_the_next_weights(while_it):
+    server = FakeServer()
+    engine = engine_of(server, sglang_deadline=30.0)
+    engine.update_weights(new(0.5), 1)
+    refused = httpx.ConnectError("refused")
+    refused.__cause__ = ConnectionRefusedError()
+
+    def restarts():
+        server.restart()
+        server.failing["all"] = [refused] * 2
+
+    if while_it == "sleeps":
+        restarts()
+    engine.sleep()
+    if while_it == "wakes":
+        restarts()
+    engine.wake()
+    if while_it == "is updated":
+        restarts()
+    engine.update_weights(new(0.25), 2)
+
+    assert (server.scale, server.failing["all"]) == (0.25, [])
+    assert engine.generate(requests(1)).policy_version == 2
+
+
+def test_server_that_was_restarted_with_other_encoders_stays_out():
+    lost, steady = FakeServer(), FakeServer()
+    others = []
+
+    def require_encoders(client, capabilities, patience):
+        if client.url in others:
+            raise EngineRefused(f"{client.url} has another text_encoder")
+
+    engine = engine_of(lost, steady, require_encoders=require_encoders)
+    engine.update_weights(new(0.5), 1)
+    lost.restart()
+    others.append("http://a")
+    engine.generate(requests(*[1] * 6))
+
+    engine.update_weights(new(0.25), 2)
+
+    assert engine.pool.members[0].wrong.endswith("has another text_encoder")
+
+
+def test_network_in_another_precision_is_named_with_the_cure():
+    server = FakeServer()
+    server.dtype = "torch.bfloat16"
+
+    with pytest.raises(EngineRefused, match=r"http://a holds its network in bfloat16, and --compute-dtype is fp32: "):
+        engine_of(server)
+
+
+def test_server_over_several_devices_is_compared_with_the_checkpoint(checkpoint):
+    """It tells the shapes of one device's shards."""
+    server = FakeServer()
+    server.tp_size, server.shape = 2, [7]
+    engine = engine_of(server, checkpoint=checkpoint)
+
+    engine.update_weights(new(0.5), 1)
+
+    assert server.scale == 0.5
 
 
 # -- servers that hang, fail or change --------------------------------------------------------------------------------
@@ -176,6 +279,17 @@ def test_server_without_our_plugin_that_has_more_parameters_is_refused(checkpoin
 
     with pytest.raises(EngineRefused, match=r"http://a has other parameters than .* has weights for"):
         engine_of(server, checkpoint=checkpoint, sglang_weights="tensor", verify_weights="first")
+
+
+def test_every_update_through_a_folder_has_a_name_of_its_own(tmp_path):
+    """A network file system whose cache is behind would show the files of the last update of that name."""
+    folder = OwnFolder(tmp_path)
+
+    names = [folder.fresh(f"version{version}").name for version in (0, 0, 1, 2)]
+
+    assert len(set(names)) == 4
+    assert {path.name for path in folder.path.iterdir()} == set(names[-2:])
+    folder.close()
 
 
 def test_weights_through_a_folder_leave_nothing(tmp_path, checkpoint):

@@ -3,10 +3,11 @@
 import importlib.util
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
-from miles_dmd.engines.sglang import Options
+from miles_dmd.engines.sglang import Options, weights
 from miles_dmd.errors import EngineError, EngineRefused
 
 _spec = importlib.util.spec_from_file_location("fake_sglang", Path(__file__).parent / "fake_sglang.py")
@@ -155,18 +156,71 @@ def test_failed_update_of_one_server_fails_and_nothing_is_sampled_until_one_succ
     assert engine.generate(requests(0)).policy_version == 1
 
 
-@pytest.mark.parametrize(("verify", "noticed"), [("off", []), ("first", [1]), ("every", [1, 2])])
-def test_updates_are_compared_as_often_as_asked(verify, noticed):
+@pytest.mark.parametrize(
+    ("verify", "interval", "noticed"),
+    [
+        ("off", 1, []),
+        ("first", 0, [1]),
+        ("first", 1, [1, 2, 3, 4]),
+        ("first", 2, [1, 2, 4]),
+        ("every", 0, [1, 2, 3, 4]),
+    ],
+)
+def test_updates_are_compared_as_often_as_asked(verify, interval, noticed):
     server = FakeServer()
     engine = engine_of(server)
-    engine.options = Options(verify_weights=verify)
+    engine.options = Options(verify_weights=verify, verify_weights_interval=interval)
     found = []
-    for version in (1, 2):
+    for version in (1, 2, 3, 4):
         server.asked.clear()
         engine.update_weights(new(0.5 / version), version)
         found += [version] if "/update_weights_from_tensor_checker" in server.asked else []
 
     assert found == noticed
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_later_push_that_answers_success_and_applies_nothing_is_noticed(counts):
+    """By the tensors that are compared, where the server counts it; by its count, where it does not."""
+    server = FakeServer()
+    engine = engine_of(server)
+    engine.options = Options(verify_weights="first", verify_weights_interval=int(counts))
+    engine.update_weights(new(0.5), 1)
+    server.deaf, server.counts = True, counts
+
+    message = "does not hold the weights that it was sent" if counts else "was sent 1 parts .* and has applied 0"
+    with pytest.raises(EngineError, match=message):
+        engine.update_weights(new(0.25), 2)
+
+
+def test_push_beside_which_somebody_else_updates_the_server_is_noticed():
+    server = FakeServer()
+    engine = engine_of(server)
+    take = server.update_weights_from_tensor
+    server.update_weights_from_tensor = lambda body: (take(body), take(body))[0]
+
+    with pytest.raises(EngineError, match=r"was sent 1 parts .* and has applied 2: .* somebody else updates it"):
+        engine.update_weights(new(0.5), 1)
+
+
+def test_push_that_was_repeated_and_applied_twice_is_whole():
+    server = FakeServer()
+    engine = engine_of(server, sglang_deadline=5.0)
+    answers = iter([httpx.ReadError("reset")])
+    server.after["/update_weights_from_tensor"] = lambda: next(answers, None)
+
+    engine.update_weights(new(0.5), 1)
+
+    assert (server.updates, server.scale, engine.generate(requests(1)).policy_version) == (2, 0.5, 1)
+
+
+def test_other_tensors_are_compared_for_every_version():
+    names = [f"block.{number}" for number in range(100)]
+
+    first, second = weights.sampled(names, 1), weights.sampled(names, 2)
+
+    assert len(first) == len(second) == 16
+    assert first != second
 
 
 def test_weights_that_do_not_arrive_are_noticed():

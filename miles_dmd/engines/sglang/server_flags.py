@@ -1,0 +1,55 @@
+"""Flags of ``sglang serve`` that the run sets itself, which --sglang-args may not. Knows no torch."""
+
+from __future__ import annotations
+
+import shlex
+
+from miles_dmd.errors import ConfigError
+
+OWN = (
+    "--model-path", "--model-id", "--host", "--port", "--scheduler-port", "--master-port", "--strict-ports",
+    "--served-model-name", "--warmup-mode", "--sleep-on-idle", "--dit-precision", "--vae-precision",
+    "--text-encoder-precisions", "--die-with-stdin", "--component-paths.scheduler",
+)  # fmt: skip
+OTHER_NAMES = ("--config", "--scheduler-path", "--component-precisions", "--model-subfolder", "--pipeline-class-name")
+"""By which the same could be said."""
+DEVICES = ("--tp-size", "--num-gpus", "--sp-degree", "--ulysses-degree", "--ring-degree", "--dp-size", "--dp",
+           "--data-parallel-size", "--cfg-parallel-size", "--hsdp-shard-dim")  # fmt: skip
+"""Of a server on several devices."""
+
+
+def words(flags: str) -> list[str]:
+    """--sglang-args as a list. Raises ConfigError for a text that is none, or that names a flag of the run's own."""
+    try:
+        found = shlex.split(flags)
+    except ValueError as error:
+        raise ConfigError(f"--sglang-args {flags!r} cannot be read ({error}); quote it as in a shell") from None
+    for word in found:
+        if word.startswith("--") and (own := owned(word)):
+            stands = "" if own == _name(word) else f" (for {own})"
+            raise ConfigError(
+                f"--sglang-args {word}{stands}: the run sets that itself; leave it out, or start the server yourself "
+                "and name it with --sglang-url"
+            )
+    return found
+
+
+def owned(word: str) -> str:
+    """The flag of the run's own that a word stands for, also cut short, as argparse takes it; empty for another."""
+    name = _name(word)
+    exact = next((flag for flag in (*OWN, *OTHER_NAMES) if name == flag or name.startswith(f"{flag}.")), "")
+    return exact or next((flag for flag in (*OWN, *OTHER_NAMES) if len(name) > 2 and flag.startswith(name)), "")
+
+
+def require_one_device(flags: str, device: str) -> None:
+    """Raises ConfigError for a server on several GPUs: one that the run starts sees that of its bundle alone."""
+    for word in words(flags) if device != "cpu" else ():
+        if word.startswith("--") and len(word) > 2 and any(flag.startswith(_name(word)) for flag in DEVICES):
+            raise ConfigError(
+                f"--sglang-args {word}: a server that the run starts has the device of its bundle and no other; start "
+                "the server yourself and name it with --sglang-url, or pass --device cpu"
+            )
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
