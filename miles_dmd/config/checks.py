@@ -25,7 +25,7 @@ from miles_dmd.config.presets import shipped
 from miles_dmd.config.resume import open_resume
 from miles_dmd.config.runs import check_save
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.config.values import checked, kinds
+from miles_dmd.config.values import kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.observe.trackers import check_installed
 from miles_dmd.registry import nearest
@@ -51,13 +51,6 @@ def check_required(args: Args) -> None:
             f"--loss-type {args.loss_type} needs {' and '.join(missing)} (a pipeline directory to start from, a file "
             f"of prompts){preset}"
         )
-
-
-def check_values(args: Args) -> None:
-    """For Args that no command line made."""
-    for arguments in (args, args.loss_options, args.engine_options):
-        for name, kind in kinds(type(arguments)).items():
-            checked(kind, getattr(arguments, name), flag_name(name))
 
 
 def check_one_step_a_phase(args: Args) -> None:
@@ -190,7 +183,6 @@ def check_keep_best(args: Args) -> None:
 
 RULES: tuple[Callable[[Args], None], ...] = (
     check_required,
-    check_values,
     check_run_wide,
     check_plugins,
     check_loss_options,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd.config.args import GROUPS, PER_TRAINER
-from miles_dmd.config.values import Kind, kinds
+from miles_dmd.config.values import Kind, flag_name, kinds
 from miles_dmd.errors import ConfigError
 
 RUN, LOSS, ENGINE = "run", "loss", "engine"
@@ -37,7 +37,7 @@ class Flag:
         """What stands for one value."""
         if self.kind.choices:
             return "{" + ",".join(self.kind.choices) + "}"
-        return {int: "N", float: "X", str: "PATH" if self.kind.is_input_path else "TEXT", bool: ""}[self.kind.type]
+        return {int: "N", float: "X", str: "PATH" if self.kind.path else "TEXT", bool: ""}[self.kind.type]
 
     @property
     def shown_default(self) -> str:
@@ -93,11 +93,6 @@ def _own_flags(declared: Mapping[str, Flag], options: type, scope: str, title: s
 def per_trainer() -> tuple[str, ...]:
     """Arguments that every trainer may read its own of."""
     return tuple(row.name for title in PER_TRAINER for row in dataclasses.fields(GROUPS[title]))
-
-
-def flag_name(argument: str, role: str = "") -> str:
-    """``--critic-lr``, of lr and critic."""
-    return "--" + "-".join(part.replace("_", "-") for part in (role, argument) if part)
 
 
 def _flags(arguments: type, scope: str, title: str) -> Iterator[Flag]:

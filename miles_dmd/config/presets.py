@@ -18,7 +18,7 @@ from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, per_trainer
 from miles_dmd.config.nested import KEYS, NOTHING, Nested, mapping, translate
 from miles_dmd.config.strict_yaml import read_yaml
 from miles_dmd.config.trainers import require_role
-from miles_dmd.config.values import checked
+from miles_dmd.config.values import OwnPath, checked, kind_of
 from miles_dmd.errors import ConfigError, NotFound
 from miles_dmd.inputs import exists, is_file, is_folder
 from miles_dmd.registry import nearest
@@ -26,6 +26,7 @@ from miles_dmd.shown import shown
 
 SHIPPED = Path(__file__).resolve().parents[2] / "trainer_configs"
 NOT_IN_A_PRESET = ("config", "dry_run")
+_PATH = kind_of(OwnPath)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,11 @@ class Preset:
 
     def _value(self, flag: Flag, value: Any, where: str) -> Any:
         value = checked(flag.kind, value, where)
-        return self._located(value) if flag.kind.is_input_path and value is not None else value
+        read = flag.kind.path is not None and flag.kind.path.read
+        return self._located(value) if read and value is not None else value
 
     def _located(self, path: str) -> str:
         """As a flag would be read, from the current directory; else beside the preset, else in the folder above it."""
-        path = str(Path(path).expanduser())
         if Path(path).exists():
             return path
         folder = self.path.resolve().parent
@@ -108,6 +109,8 @@ def read_preset(name: str) -> Preset:
         content = read_yaml(path)
     except ConfigError as error:
         raise ConfigError(f"--config {error}") from error
+    if content in (None, {}):
+        raise ConfigError(f"--config {path}: the file asks for nothing; write arguments under args:, or leave it out")
     document = mapping(content, str(path), ("args", "trainers", *KEYS))
     args = mapping(document.get("args"), f"{path}: args")
     nested = translate(document, str(path)) if any(key in document for key in KEYS) else NOTHING
@@ -126,6 +129,7 @@ def shipped() -> list[str]:
 
 
 def _find(name: str) -> Path:
+    name = checked(_PATH, name, "--config") if name else name
     if _is_there(name):
         return Path(name)
     if name in shipped():

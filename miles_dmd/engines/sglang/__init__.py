@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from miles_dmd import registry
 from miles_dmd.config.checkpoints import encoder_fingerprint
-from miles_dmd.config.values import Positive, Ranks, Threads
+from miles_dmd.config.values import OwnPath, Positive, Ranks, ReadPath, Threads
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
@@ -27,7 +27,7 @@ from miles_dmd.files import digests
 class Options:
     sglang_url: tuple[str, ...] = ()
     """Servers to attach to, such as http://127.0.0.1:30000; without any, the run starts its own."""
-    sglang_python: str | None = None
+    sglang_python: ReadPath | None = None
     """Python of the environment that has sglang and our plugin, for servers that the run starts."""
     num_sglang_servers: Ranks = 1
     """Servers that the run starts."""
@@ -35,7 +35,7 @@ class Options:
     """Where they listen: on loopback, or, for several nodes, on the address of the node that each is on."""
     sglang_args: str = ""
     """Further flags of `sglang serve` for them, as one text: "--tp-size 2"."""
-    sglang_log_dir: str | None = None
+    sglang_log_dir: OwnPath | None = None
     """Where their logs are kept; by default sglang/logs in --cache-dir."""
     sglang_start_timeout: Positive = 600.0
     """Seconds until a server that the run starts must answer."""

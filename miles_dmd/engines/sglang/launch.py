@@ -87,7 +87,7 @@ class ManagedServer:
 def serve(args: Any, *, device: str, number: int, host: str) -> ManagedServer:
     options = args.engine_options
     ports = free_ports(host, 3)
-    folder = Path(options.sglang_log_dir or Path(args.cache_dir) / "sglang" / "logs").expanduser()
+    folder = Path(options.sglang_log_dir or Path(args.cache_dir) / "sglang" / "logs")
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-server{number}.log"
     address = host if ":" not in host else f"[{host}]"
     return ManagedServer(
