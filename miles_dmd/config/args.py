@@ -78,7 +78,7 @@ class OptimArgs:
     ema_decay: Decay = 0.999
     """Decay of the student's moving average, which is what gets exported."""
     ema_start_step: Natural = 0
-    """Student step from which the average moves; before it, it is a copy of the student."""
+    """Student steps after which the average begins to move; until then it is a copy of the student."""
 
 
 @dataclass(frozen=True, kw_only=True)

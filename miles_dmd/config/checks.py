@@ -1,6 +1,5 @@
 """Rules between arguments, and what they need on disk; one small function each, before anything starts."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
-from miles_dmd.config.flags import flag_name
+from miles_dmd.config.idle import check_idle
 from miles_dmd.config.metric_names import metric_names
 from miles_dmd.config.networks import check_pipeline, require_alike
 from miles_dmd.config.overrides import check_read, check_run_wide
@@ -25,7 +24,7 @@ from miles_dmd.config.presets import shipped
 from miles_dmd.config.resume import open_resume
 from miles_dmd.config.runs import check_save
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.config.values import kinds
+from miles_dmd.config.values import flag_name, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.observe.trackers import check_installed
 from miles_dmd.registry import nearest
@@ -76,25 +75,27 @@ def check_batch_divides(args: Args) -> None:
         )
 
 
-OF_RAY = ("ray_address", "placement_timeout", "remote_timeout")
-"""Arguments that nothing in a --local run reads."""
-
-
 def check_local(args: Args) -> None:
     if not args.local:
         return
-    defaults = {row.name: row.default for row in dataclasses.fields(args)}
-    for name in OF_RAY:
-        if (value := getattr(args, name)) != defaults[name]:
-            raise ConfigError(
-                f"{flag_name(name)} {value} speaks of Ray, and --local runs everything in this process; drop one "
-                "of the two"
-            )
     for role, own in _trainers(args):
         if own.num_trainer_ranks != 1:
             raise ConfigError(
                 f"{_flag(args, role, 'num_trainer_ranks')} {own.num_trainer_ranks} needs processes of its own, and "
                 "--local runs everything in this one; drop one of the two"
+            )
+
+
+def check_warmup(args: Args) -> None:
+    """A warm-up as long as the run never gets to the learning rate that was asked for."""
+    plan = registry.load("losses", args.loss_type).plan(args)
+    steps = plan.optimizer_steps(args.num_rollout)
+    for role, own in _trainers(args):
+        own_steps = steps.get(plan.trainable_role(role) or "", 0)
+        if own_steps and own.lr_warmup_steps >= own_steps:
+            raise ConfigError(
+                f"{_flag(args, role, 'lr_warmup_steps')} {own.lr_warmup_steps}: the {role} takes {own_steps} steps in "
+                f"this run and would never reach its learning rate; name fewer, or lengthen the run"
             )
 
 
@@ -193,6 +194,8 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_one_step_a_phase,
     check_batch_divides,
     check_local,
+    check_idle,
+    check_warmup,
     check_places,
     check_device,
     check_ray_address,

@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import importlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,15 @@ class Given:
     trainers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """role -> overrides."""
     engine: Mapping[str, Any] = field(default_factory=dict)
+
+    def without(self, wheres: Collection[tuple[str, str]]) -> "Given":
+        """All but these: (role, argument), where no role is the whole run's."""
+        trainers = {
+            role: {name: value for name, value in own.items() if (role, name) not in wheres}
+            for role, own in self.trainers.items()
+        }
+        run = {name: value for name, value in self.run.items() if ("", name) not in wheres}
+        return dataclasses.replace(self, run=run, trainers=trainers)
 
     def under(self, stronger: "Given") -> "Given":
         """Both; where both speak, ``stronger`` wins."""

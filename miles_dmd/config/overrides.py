@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args, OptimArgs
-from miles_dmd.config.flags import flag_name
-from miles_dmd.config.values import kinds
+from miles_dmd.config.values import flag_name, kinds
 from miles_dmd.errors import ConfigError
 
 if TYPE_CHECKING:

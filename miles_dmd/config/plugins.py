@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.dotted import require_defined
-from miles_dmd.config.flags import flag_name
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.config.values import Count, Guidance, checked, kind_of, kinds
+from miles_dmd.config.values import Count, Guidance, checked, flag_name, kind_of, kinds
 from miles_dmd.errors import ConfigError, MilesDmdError, PlanError
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.shown import shown

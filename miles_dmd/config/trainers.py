@@ -51,7 +51,8 @@ def compute_trainer_configs(args: "Args | Namespace") -> list[TrainerConfig]:
 
 
 def named_trainers(trainers: Any, known: Mapping[str, Kind]) -> tuple[TrainerConfig, ...]:
-    """With overrides of their kinds. Raises ConfigError for anything but trainers, and for a role that is named twice."""
+    """With overrides of their kinds, ``known``. Raises ConfigError for anything but trainers, and for a role that is
+    named twice."""
     if not isinstance(trainers, (list, tuple)) or not all(isinstance(trainer, TrainerConfig) for trainer in trainers):
         raise ConfigError(f"trainers {shown(trainers)} must be a list of TrainerConfig(role, overrides)")
     roles = [trainer.role for trainer in trainers]

@@ -147,9 +147,13 @@ NOT_ASKED = {"asked": False}
 """Metadata of a field that is no argument: nobody can set it by flag, preset or override."""
 
 
-@functools.cache
 def kinds(arguments: type) -> Mapping[str, Kind]:
     """argument -> kind, of a dataclass of arguments."""
+    return _kinds(arguments)
+
+
+@functools.cache
+def _kinds(arguments: Any) -> Mapping[str, Kind]:
     hints = typing.get_type_hints(arguments, include_extras=True)
     asked = (row.name for row in dataclasses.fields(arguments) if row.metadata.get("asked", True))
     return types.MappingProxyType({name: kind_of(hints[name]) for name in asked})

@@ -16,6 +16,7 @@ from miles_dmd.config.values import Natural, Repeats, Shift, Steps
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan import DistillationPlan, build_plan
+from miles_dmd.shown import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,11 @@ def check(args: Any) -> None:
         raise ConfigError(
             f"--teacher-guidance {options.teacher_guidance} needs an unconditional branch, and --model-family "
             f"{args.model_family} has none; pass --teacher-guidance 1"
+        )
+    if options.teacher_guidance == 1 and args.negative_prompt:
+        raise ConfigError(
+            f"--negative-prompt {shown(args.negative_prompt)} is the text of the teacher's unconditional branch, which "
+            "--teacher-guidance 1 leaves out; pass a guidance above 1, or --negative-prompt ''"
         )
     if not 0 < options.dm_sigma_min < options.dm_sigma_max < 1:
         raise ConfigError(

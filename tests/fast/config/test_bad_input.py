@@ -241,7 +241,7 @@ def test_a_prompt_file_that_holds_no_prompts_is_refused_with_its_line(run, tmp_p
         ("args: {num_rollout: +3}", ["line 1", "'+3'", "plain decimals"]),
         ("args: {lr: +3.5}", ["line 1", "'+3.5'", "plain decimals"]),
         ('args: {lr: "+3.5"}', ["args.lr '+3.5'", "finite number"]),
-        ("args: {save: ${HOME}/x}", ["args.save '${HOME}/x'", "${HOME} is not replaced"]),
+        ('args: {save: "${HOME}/x"}', ["args.save '${HOME}/x'", "${HOME} is not replaced"]),
         ("args: {cache_dir: ~nobody_of_that_name/x}", ["args.cache_dir", "no home of '~nobody_of_that_name'"]),
         ("args: {lr: !!int abc}", ["line 1", "'abc'"]),
         ("args: {lr: 2020-13-45}", ["line 1", "'2020-13-45'"]),
