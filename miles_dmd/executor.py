@@ -65,6 +65,10 @@ class Rollouts(Protocol):
 
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]: ...
 
+    def save_state(self, path: Path) -> FileEntry: ...
+
+    def load_state(self, path: Path) -> None: ...
+
     def peak_memory(self) -> int: ...
 
 
@@ -140,8 +144,12 @@ class GroupExecutor:
         self.policy_version = version
 
     def with_averaged_weights(self, use: Callable[[], Any]) -> Any:
-        """Call ``use`` while the engine samples from the student's moving average, then put the student back."""
+        """Call ``use`` while the engine samples from the student's moving average, then put the student back; where
+        the plan keeps none, from the student itself."""
         student = self.groups[self.plan.group_of("student")]
+        if "student_ema" not in self.plan.roles_of(student.name):
+            self.sampling()
+            return use()
         self.sampling().update_weights(student.weights(averaged=True), self.policy_version)
         result = use()  # where that fails the run ends, and nobody needs the student's weights any more
         self.rollouts.update_weights(student.weights(averaged=False), self.policy_version)

@@ -18,6 +18,7 @@ from miles_dmd.contracts.loss import LossType
 from miles_dmd.contracts.reports import SampleStatistics, TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import ConfigError
+from miles_dmd.generators import seed_globals
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 from miles_dmd.network.conditions import PromptTable, ensure_table
 from miles_dmd.plan import DistillationPlan
@@ -81,6 +82,12 @@ class LocalRollouts:
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
         return [_handle(chunks) for chunks in self.worker.load_batches(paths, num_chunks)]
 
+    def save_state(self, path: Path) -> FileEntry:
+        return self.worker.save_state(path)
+
+    def load_state(self, path: Path) -> None:
+        self.worker.load_state(path)
+
     def sleep(self) -> None:
         self.worker.sleep()
 
@@ -128,6 +135,7 @@ def started(
     computes = {name: choose_compute(args.device, own.compute_dtype) for name, own in group_args.items()}
     compute = computes[plan.group_of("student")]
     prepare_process(args.cpu_threads)
+    seed_globals(args.seed, "local")
     init_single_rank(compute)
     prompts = PromptTable(ensure_table(args, texts, compute.device))
     shared: dict[str, Any] = {"plan": plan, "loss_type": loss_type, "prompts": prompts}

@@ -8,6 +8,7 @@ import path, ``my_lab.losses.total_variation``.
 import dataclasses
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Collection
 from types import ModuleType
@@ -41,7 +42,7 @@ def load(wing: str, name: str) -> Any:
     if not isinstance(name, str):
         raise NotFound(f"{ASKED_BY[wing]} {shown(name)} must be text; there are {', '.join(names(wing))}")
     asked = f"{ASKED_BY[wing]} {name}"
-    module = _import(name if _is_import_path(name) else f"miles_dmd.{wing}.{_known(wing, name)}", asked)
+    module = _import(name if _is_import_path(wing, name) else f"miles_dmd.{wing}.{_known(wing, name)}", asked)
     found, contract = _attribute(module, EXPORT[wing], asked), resolve(_CONTRACT[wing])
     if not isinstance(found, contract):
         raise NotFound(f"{asked}: {EXPORT[wing]} of {module.__name__} is {shown(found)}, not a {contract.__name__}")
@@ -64,8 +65,19 @@ def nearest(name: str, known: Collection[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _is_import_path(name: str) -> bool:
-    return "." in name and all(map(str.isidentifier, name.split(".")))
+def _is_import_path(wing: str, name: str) -> bool:
+    """A wing's own names come first; a module of the user's needs no dot, if it is there."""
+    if not all(map(str.isidentifier, name.split("."))):
+        return False
+    return "." in name or (name not in names(wing) and _is_module(name))
+
+
+def _is_module(name: str) -> bool:
+    """One that can be imported; it is not imported here."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # of one that is imported, and says nothing of where from
+        return True
 
 
 def _known(wing: str, name: str) -> str:

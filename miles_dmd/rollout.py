@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from torch import Tensor
 
 from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import FileEntry, entry_of
+from miles_dmd.checkpoint.records import restore_generators
 from miles_dmd.contracts.batch_file import read_batch, write_batch
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutEngine, RolloutRequest
 from miles_dmd.contracts.reports import SampleStatistics
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError, SaveError
+from miles_dmd.files import write_synced
+from miles_dmd.generators import random_state
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.statistics import statistics
 from miles_dmd.plan.partition import rows_of_rank
@@ -80,6 +84,18 @@ class RolloutWorker:
             return [entry_of(path, directory.parent) for path in paths]
         except OSError as error:
             raise SaveError(f"{directory}: {error.strerror}") from error
+
+    def save_state(self, path: Path) -> FileEntry:
+        """The random state of this process. Raises SaveError."""
+        try:
+            write_synced(path, json.dumps(random_state(), allow_nan=False).encode())
+            return entry_of(path, path.parent)
+        except OSError as error:
+            raise SaveError(f"{path}: {error.strerror}") from error
+
+    def load_state(self, path: Path) -> None:
+        """Raises CheckpointError."""
+        restore_generators(path, "torch")
 
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[list[DenoisingBatch]]:
         """As ``generate`` gives them."""

@@ -130,7 +130,8 @@ class RunArgs:
     allow_changed: tuple[str, ...] = ()
     """Arguments that may differ from the checkpoint's though they alter training, by name: lr, or critic-lr alone."""
     seed: Seed = 0
-    """Root of all randomness: the same seed gives the same run, on any number of ranks."""
+    """Root of all randomness: the same seed gives the same run, on any number of ranks. Seeds the global generators of
+    Python, numpy and torch in every process, too."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where trainers compute; auto takes a GPU where there is one."""
     local: bool = False

@@ -1,6 +1,7 @@
 """Rules between arguments, and what they need on disk; one small function each, before anything starts."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,20 @@ def _who_named(path: Any, args: Args) -> str:
     """The flag of a path that could not be looked at, and the path."""
     if path is None:
         return "the current directory"
-    given = {name: getattr(args, name) for name in kinds(Args)}
-    flags = [flag_name(name) for name, value in given.items() if isinstance(value, str) and value in str(path)]
-    return " ".join([*flags[:1], str(path)])
+    place = Path(os.path.abspath(path))
+    within = [(flag, root) for flag, root in _paths(args) if place.is_relative_to(root)]
+    flag = max(within, key=lambda found: len(found[1].parts))[0] if within else ""  # the nearest folder is meant
+    return f"{flag} {path}".strip()
+
+
+def _paths(args: Args) -> Iterator[tuple[str, Path]]:
+    """(flag, path) of everything that an argument names."""
+    owners = [("", args), ("", args.loss_options), ("", args.engine_options)]
+    for role, holder in owners:
+        for name, kind in kinds(type(holder)).items():
+            if kind.path is not None and isinstance(value := getattr(holder, name), str):
+                yield flag_name(name, role), Path(os.path.abspath(value))
+    for trainer in args.trainers:
+        for name, value in trainer.overrides.items():
+            if name in kinds(Args) and kinds(Args)[name].path is not None and isinstance(value, str):
+                yield flag_name(name, trainer.role), Path(os.path.abspath(value))

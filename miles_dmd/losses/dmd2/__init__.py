@@ -100,6 +100,7 @@ loss_type = LossType(
         "fake_score": "miles_dmd.losses.dmd2.objective:follow_student",
     },
     scorers={"critic": "miles_dmd.losses.dmd2.objective:score"},
+    tells={"critic": ("teacher_clean", "critic_clean", "score_sigma")},
     needs={"student": {"critic": ("teacher_clean", "critic_clean", "score_sigma")}},
     metrics={
         "student": (

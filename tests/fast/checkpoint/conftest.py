@@ -39,6 +39,10 @@ class FakeGroup:
 
 
 class FakeRollouts:
+    def save_state(self, path):
+        path.write_text("{}")
+        return entry_of(path, path.parent)
+
     def save_batches(self, batches, directory):
         for number, _ in enumerate(batches):
             (directory / f"batch_{number:03d}.safetensors").write_bytes(b"samples")
