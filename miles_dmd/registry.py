@@ -29,6 +29,9 @@ _CONTRACT = {
 }
 """wing -> what an export must be. By name: contracts lie on a floor above this one."""
 _LONGEST_NAME = 100
+_CLOSE = 0.8
+"""Of difflib's ratio. Two typing errors in ten letters have it; --lora-rank and --num-trainer-ranks, or --fake-lr and
+--fake-shift, have not: a wrong hint is worse than none."""
 
 
 def names(wing: str) -> list[str]:
@@ -61,8 +64,14 @@ def resolve(dotted: str) -> Any:
 
 def nearest(name: str, known: Collection[str]) -> str:
     """`` (did you mean 'x'?)``, or nothing where no known name is close."""
-    close = difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    bare = {_bare(option): option for option in known}
+    close = difflib.get_close_matches(_bare(name[:_LONGEST_NAME]), bare, n=1, cutoff=_CLOSE)
+    return f" (did you mean {bare[close[0]]}?)" if close else ""
+
+
+def _bare(name: str) -> str:
+    """Dashes in front are alike in all flags, and would make any two of them look alike."""
+    return name.lstrip("-").replace("_", "-").lower()
 
 
 def _is_import_path(wing: str, name: str) -> bool:

@@ -75,7 +75,7 @@ class OptimArgs:
     """Optimizer steps in one phase. Scores of the student's samples hold for one step only, so it stays 1."""
     num_trainer_ranks: Ranks = 1
     """Processes, one device each, over which FSDP2 shards the group; one alone, in fp32, shards nothing."""
-    ema_decay: Decay = 0.999
+    ema_decay: Decay = 0.99
     """Decay of the student's moving average, which is what gets exported."""
     ema_start_step: Natural = 0
     """Student steps after which the average begins to move; until then it is a copy of the student."""

@@ -23,9 +23,9 @@ from miles_dmd.shown import shown
 class Options:
     fake_update_ratio: Repeats = 5
     """Fake-score updates for every update of the student (DMD2's two time-scale rule: 5)."""
-    fake_warmup_cycles: Natural = 0
-    """Cycles before the first in which only the fake score trains. 1 in every preset: the fake score starts as the
-    teacher, so that without guidance the first student gradient would be exactly zero."""
+    fake_warmup_cycles: Natural = 1
+    """Cycles before the first in which only the fake score trains: it starts as the teacher, so that without guidance
+    the first student gradient would be exactly zero."""
     teacher_guidance: float = 4.0
     """Guidance scale s of the teacher's score, standard form: uncond + s * (cond - uncond); 1 is no guidance. CausVid's
     and Self-Forcing's w, in cond + w * (cond - uncond), is s - 1: their 3.0 is 4.0 here."""
@@ -33,8 +33,8 @@ class Options:
     """Least noise at which teacher and fake score are compared; the law is truncated there, never clamped."""
     dm_sigma_max: float = 0.98
     """Most noise at which teacher and fake score are compared."""
-    dm_shift: Shift = 3.0
-    """Timestep shift of the noise law of that comparison; 1 is uniform, larger is noisier (SD3: 3)."""
+    dm_shift: Shift = 1.0
+    """Timestep shift of the noise law of that comparison; 1 is uniform, as in DMD2, and larger is noisier."""
     fake_shift: Shift = 1.0
     """Timestep shift of the noise law under which the fake score trains, over the full range [0, 1]."""
     teacher_num_inference_steps: Steps = 28
