@@ -93,6 +93,11 @@ class GroupExecutor:
         """Chunks of a batch: the least number from which every group can take equally many a rank."""
         return math.lcm(*(group.size for group in self.groups.values()))
 
+    @property
+    def averages(self) -> bool:
+        """Whether the plan keeps a moving average of the student."""
+        return "student_ema" in self.plan.role_layout.roles
+
     def generate(self, batches: Sequence[Sequence[RolloutRequest]]) -> list[BatchHandle]:
         """Sample several batches at once, after which the engine has left the device."""
         with self.spans.span("rollout", group="rollout"):
@@ -147,7 +152,7 @@ class GroupExecutor:
         """Call ``use`` while the engine samples from the student's moving average, then put the student back; where
         the plan keeps none, from the student itself."""
         student = self.groups[self.plan.group_of("student")]
-        if "student_ema" not in self.plan.roles_of(student.name):
+        if not self.averages:
             self.sampling()
             return use()
         self.sampling().update_weights(student.weights(averaged=True), self.policy_version)

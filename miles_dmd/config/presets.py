@@ -28,6 +28,7 @@ from miles_dmd.registry import nearest
 from miles_dmd.shown import shown
 
 SHIPPED = Path(__file__).resolve().parents[2] / "trainer_configs"
+TOP = ("args", "trainers", *KEYS)
 NOT_IN_A_PRESET = ("config", "dry_run")
 _PATH = kind_of(OwnPath)
 
@@ -117,7 +118,7 @@ def read_preset(name: str) -> Preset:
     if content in (None, {}):
         raise ConfigError(f"--config {path}: the file asks for nothing; write arguments under args:, or leave it out")
     _refuse_flat(content, path)
-    document = mapping(content, str(path), ("args", "trainers", *KEYS))
+    document = mapping(content, str(path), TOP)
     args = mapping(document.get("args"), f"{path}: args")
     nested = translate(document, str(path)) if any(key in document for key in KEYS) else NOTHING
     if twice := sorted(args.keys() & nested.args.keys()):
@@ -140,8 +141,10 @@ def _refuse_flat(content: Any, path: Path) -> None:
         return
     ours = kinds(Args).keys() | kinds(registry.load("losses", Args.loss_type).options).keys()
     for name in names:
-        hint = nearest_argument(name, dict.fromkeys(ours), ()) if name not in ("args", "trainers", *KEYS) else ""
-        if name in ours or ("did you mean" in hint and not nearest(name, ("args", "trainers", *KEYS))):
+        if name in ours:
+            raise ConfigError(f"{path}: {shown(name)} stands at the top; indent arguments under args:")
+        hint = nearest_argument(name, dict.fromkeys(ours), ())
+        if name not in TOP and "did you mean" in hint and not nearest(name, TOP):
             raise ConfigError(f"{path}: {shown(name)} stands at the top{hint}; indent arguments under args:")
 
 

@@ -101,6 +101,8 @@ def _refuse_for_attached(options: Options) -> None:
         ("--num-sglang-servers", options.num_sglang_servers, 1),
         ("--sglang-host", options.sglang_host, "loopback"),
         ("--sglang-args", options.sglang_args, ""),
+        ("--sglang-log-dir", options.sglang_log_dir, None),
+        ("--sglang-start-timeout", options.sglang_start_timeout, Options.sglang_start_timeout),
     ):
         if value != default:
             raise ConfigError(

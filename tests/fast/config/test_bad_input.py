@@ -27,6 +27,7 @@ ODD = ("\x1b[31mred", "two\nlines", "\u202egnitirw", "\udcff")
         (["--fake-score-betas", "0"], ["did you mean --critic-betas?"]),
         (["--lora-rank", "8"], ["--lora-rank 8", "no adapters here"]),
         (["--report-to", "wandb"], ["--tensorboard, or --wandb-project"]),
+        (["--log-interval", "5"], ["every cycle is a row of metrics.jsonl"]),
         (["--checkpoint", "x"], ["--hf-checkpoint to start", "--load to go on"]),
         (["--epochs", "3"], ["student steps, --num-rollout"]),
         (["--validation_prompt", "x"], ["the first prompts of --prompt-data"]),
