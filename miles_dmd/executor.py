@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from miles_dmd.checkpoint.manifest import FileEntry
+from miles_dmd.checkpoint.records import ROLLOUT_STATE
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.loss import LossType
@@ -81,6 +82,10 @@ class Rollouts(Protocol):
 
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]: ...
 
+    def save_state(self, path: Path) -> FileEntry: ...
+
+    def load_state(self, path: Path) -> None: ...
+
     def peak_memory(self) -> int: ...
 
 
@@ -121,6 +126,11 @@ class GroupExecutor:
     def num_chunks(self) -> int:
         """Chunks of a batch: the least number from which every group can take equally many a rank."""
         return math.lcm(*self.group_sizes.values())
+
+    @property
+    def averages(self) -> bool:
+        """Whether the plan keeps a moving average of the student."""
+        return self.plan.averaged_role is not None
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]]) -> list[BatchHandle]:
         """Sample several batches at once."""
@@ -163,9 +173,14 @@ class GroupExecutor:
     # -- what a run shows and leaves --------------------------------------------------------------------------------
 
     def draw_student(self, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
-        """Finished samples of the student's moving average, and numbers about them."""
-        with self.averaged_weights():
-            return self._rollouts.pictures(requests, limit)
+        """Finished samples of the student's moving average, or of the student where the plan keeps none; and numbers
+        about them."""
+        if self.averages:
+            with self.averaged_weights():
+                return self._rollouts.pictures(requests, limit)
+        drawn = self._rollouts.pictures(requests, limit)
+        self._rollouts.sleep()
+        return drawn
 
     def draw_teacher(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures:
         """Finished samples of the teacher, sampled as ``sampling`` says, and numbers about them."""
@@ -199,7 +214,8 @@ class GroupExecutor:
         for name in (*self._groups, PENDING):
             (staging / name).mkdir()  # before any rank writes: one that failed here would leave others waiting
         written = [entry for name, group in self._groups.items() for entry in group.save(staging / name)]
-        return [*written, *self._rollouts.save_batches(pending, staging / PENDING)]
+        written += self._rollouts.save_batches(pending, staging / PENDING)
+        return [*written, self._rollouts.save_state(staging / ROLLOUT_STATE)]
 
     def load(self, directory: Path, policy_version: int, num_pending: int) -> list[BatchHandle]:
         """Put what ``save`` wrote into groups and engine; returns the pending batches. Raises CheckpointError."""
@@ -210,6 +226,11 @@ class GroupExecutor:
         # by number, never by a name that the checkpoint states
         paths = [directory / PENDING / f"batch_{number:03d}.safetensors" for number in range(num_pending)]
         return self._rollouts.load_batches(paths, self.num_chunks)
+
+    def load_random_state(self, directory: Path) -> None:
+        """The global generators of the rollout worker; ranks have theirs in ``load``. Raises CheckpointError."""
+        if (path := directory / ROLLOUT_STATE).is_file():
+            self._rollouts.load_state(path)
 
 
 def agreed(group: str, reports: Sequence[TrainReport]) -> bool:

@@ -91,7 +91,7 @@ def fsync_path(path: str | Path) -> None:
 
 def digests(cache_dir: str | Path) -> Path:
     """The folder of --cache-dir in which digests of large files are remembered."""
-    return Path(cache_dir).expanduser() / "digests"
+    return Path(cache_dir) / "digests"
 
 
 def digest_file(digest: "hashlib._Hash", path: Path, known: Path | None = None) -> None:

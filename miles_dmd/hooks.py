@@ -76,7 +76,8 @@ class SampleGrids:
             images, told = executor.draw_student(self._requests(), limit)
             self._tell(told)
             steps = self.args.num_inference_steps
-            self._grid(f"step_{step:06d}.png", images, f"student (moving average) after {step} updates, {steps} steps")
+            who = "student (moving average)" if executor.averages else "student"
+            self._grid(f"step_{step:06d}.png", images, f"{who} after {step} updates, {steps} steps")
 
     def _grid(self, name: str, images: Any, title: str) -> None:
         sample_grid(

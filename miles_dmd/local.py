@@ -18,6 +18,7 @@ from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import ConfigError, noting
 from miles_dmd.executor import StartedRun
+from miles_dmd.generators import seed_globals
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 from miles_dmd.network.conditions import PromptTable, ensure_table
 from miles_dmd.plan import DistillationPlan
@@ -74,6 +75,7 @@ def started(
     computes = {name: choose_compute(args.device, own.compute_dtype) for name, own in group_args.items()}
     compute = computes[plan.group_of("student")]
     prepare_process(args.cpu_threads)
+    seed_globals(args.seed, "local")
     init_single_rank(compute)
     prompts = PromptTable(ensure_table(args, texts, compute.device))
     shared: dict[str, Any] = {"plan": plan, "loss_type": loss_type, "prompts": prompts}

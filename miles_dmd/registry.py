@@ -8,6 +8,7 @@ add a file: no table to edit, no import for its side effect. One that lives else
 import dataclasses
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Collection, Mapping
 from types import MappingProxyType, ModuleType
@@ -19,6 +20,9 @@ from miles_dmd.shown import shown
 T = TypeVar("T")
 
 _LONGEST_NAME = 100
+_CLOSE = 0.7
+"""Of difflib's ratio. dmd3 is this near to dmd2; --lora-rank is not to --num-trainer-ranks (.54), --fake-lr not to
+--fake-shift (.59): a wrong hint is worse than none."""
 
 
 class Registry(Generic[T]):
@@ -85,7 +89,9 @@ class Wing(Registry[T]):
         if not isinstance(name, str) or name in self._things:
             return None
         file = name.replace("-", "_")
-        return name if _is_import_path(name) else f"{self.package}.{file}" if file in self.names else None
+        if file in self.names:
+            return f"{self.package}.{file}"
+        return name if _is_import_path(name) else None
 
 
 WINGS: Mapping[str, Wing[Any]] = {
@@ -115,13 +121,28 @@ def resolve(dotted: str) -> Any:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """Hint of a near name: `` (did you mean 'x'?)``, or nothing where none is close."""
-    close = difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    """Hint of a near name: `` (did you mean x?)``, or nothing where none is close."""
+    bare = {_bare(option): option for option in known}
+    close = difflib.get_close_matches(_bare(name[:_LONGEST_NAME]), bare, n=1, cutoff=_CLOSE)
+    return f" (did you mean {bare[close[0]]}?)" if close else ""
+
+
+def _bare(name: str) -> str:
+    """Dashes in front are alike in all flags, and would make any two of them look alike."""
+    return name.lstrip("-").replace("_", "-").lower()
 
 
 def _is_import_path(name: str) -> bool:
-    return "." in name and all(map(str.isidentifier, name.split(".")))
+    """A module of the user's needs no dot, if it is there."""
+    return all(map(str.isidentifier, name.split("."))) and ("." in name or _is_module(name))
+
+
+def _is_module(name: str) -> bool:
+    """One that can be imported; it is not imported here."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # of one that is imported, and says nothing of where from
+        return True
 
 
 def _import(path: str, asked: str) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from torch import Tensor
 
 from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import FileEntry, entry_of
+from miles_dmd.checkpoint.records import restore_generators
 from miles_dmd.contracts.batch_file import read_batch, write_batch
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutEngine, RolloutRequest
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError, SaveError, noting
 from miles_dmd.executor import ROLLOUT, Pictures
+from miles_dmd.files import write_synced
+from miles_dmd.generators import random_state
 from miles_dmd.handles import BatchHandle, WeightHandle
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.statistics import statistics
@@ -91,6 +95,20 @@ class RolloutWorker:
         """As ``generate`` gives them; the engine sleeps afterwards, too."""
         self.sleep()
         return [_handle(read_batch(path), num_chunks) for path in paths]
+
+    @noting(ROLLOUT, "saving its random state")
+    def save_state(self, path: Path) -> FileEntry:
+        """The random state of this process. Raises SaveError."""
+        try:
+            write_synced(path, json.dumps(random_state(), allow_nan=False).encode())
+            return entry_of(path, path.parent)
+        except OSError as error:
+            raise SaveError(f"{path}: {error.strerror}") from error
+
+    @noting(ROLLOUT, "loading its random state")
+    def load_state(self, path: Path) -> None:
+        """Raises CheckpointError."""
+        restore_generators(path, "torch")
 
     @noting(ROLLOUT, "taking new weights")
     def update_weights(self, weights: WeightHandle, version: int) -> None:

@@ -27,6 +27,7 @@ from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
 from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.failure import last_checkpoint, tell
+from miles_dmd.generators import seed_globals
 from miles_dmd.hooks import SampleGrids
 from miles_dmd.journal import Journal
 from miles_dmd.observe.log import setup_logging
@@ -42,7 +43,7 @@ from miles_dmd.plan import (
 )
 from miles_dmd.prompts import PromptSource
 from miles_dmd.report import resolved_run
-from miles_dmd.saving import CheckpointSaver, remembering, restore
+from miles_dmd.saving import CheckpointSaver, remembering, restore, restore_random
 from miles_dmd.signals import StopRequest, listening
 from miles_dmd.streams import show
 from miles_dmd.students import BEST_STUDENT, STUDENT, KeepBest, export_student, nothing_left
@@ -127,6 +128,7 @@ class DistillationTrainer:
                 resume.verify()
             with started_run(self.args, self.loss_type, self.plan) as (started, prompts):
                 clear(self.args, self.directory)
+                seed_globals(self.args.seed, "driver")  # hooks draw here, and in a --local run all plug-ins do
                 self.began = True
                 return self._train(self.args, self.directory, started, prompts, num_cycles, resume)
 
@@ -171,6 +173,7 @@ class DistillationTrainer:
                 print(f"Going on from {resume.directory}, after {counters['global_step']} student steps", flush=True)
                 restore(resume, controller=controller, **parts)
                 grids.draw_teacher(executor)
+                restore_random(resume, executor)
             with self.stop.finishing_cycles() if args.save_interval else contextlib.nullcontext():
                 self._play(args, controller, journal, num_cycles)
                 saver.finish(controller.counters)

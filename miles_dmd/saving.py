@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from miles_dmd.batches import RolloutBatches
 from miles_dmd.checkpoint.manifest import FileEntry, Manifest, entry_of, with_entries, write_manifest
-from miles_dmd.checkpoint.records import FORMAT
+from miles_dmd.checkpoint.records import DRIVER_STATE, FORMAT, restore_generators
 from miles_dmd.checkpoint.store import FOLDER, CheckpointStore, name_of
 from miles_dmd.config.args import Args
 from miles_dmd.config.changes import recorded_arguments
@@ -28,6 +28,7 @@ from miles_dmd.config.resume import Resume
 from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.files import fsync_path, write_synced
+from miles_dmd.generators import random_state
 from miles_dmd.plan import DistillationTrainerController, TrainerCounters
 from miles_dmd.plan.frozen import plain
 from miles_dmd.prompts import PromptSource
@@ -114,7 +115,7 @@ class CheckpointSaver:
             written = self.executor.save(staging, self.batches.pending())
             _require_visible(staging, written)
             documents = {f"{name}/args.json": self._arguments[name] for name in self.executor.group_sizes}
-            documents["driver.json"] = self._driver(counters)
+            documents |= {"driver.json": self._driver(counters), DRIVER_STATE: random_state()}
             for path, content in documents.items():
                 write_synced(staging / path, json.dumps(content, indent=1, allow_nan=False).encode())
                 written.append(entry_of(staging / path, staging))
@@ -168,6 +169,14 @@ def restore(
     batches.restore(executor.load(resume.directory, driver["policy_version"], len(driver["pending"])))
     for name in observers.keys() & driver["observers"].keys():  # a hook of the user's may be new
         observers[name].load_state_dict(driver["observers"][name])
+
+
+def restore_random(resume: Resume, executor: GroupExecutor) -> None:
+    """The global generators of rollout worker and driver; ranks have theirs. Last of all: a --local run has one
+    process, in which whatever is put back may draw. Older checkpoints have none."""
+    executor.load_random_state(resume.directory)
+    if (path := resume.directory / DRIVER_STATE).is_file():
+        restore_generators(path)
 
 
 def remembering(hooks: Sequence[Any]) -> dict[str, Observer]:

@@ -90,4 +90,4 @@ def _kept(
     about = [1, args.model_family, prompts.path.name, args.compute_dtype, dict(sampling), list(shape)]
     about += [(request.prompt_id, request.seed) for request in requests]
     digest.update(json.dumps(about, sort_keys=True).encode())
-    return Path(args.cache_dir).expanduser() / "teacher" / f"{digest.hexdigest()[:32]}.safetensors"
+    return Path(args.cache_dir) / "teacher" / f"{digest.hexdigest()[:32]}.safetensors"

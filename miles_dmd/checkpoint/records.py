@@ -3,6 +3,9 @@
 driver.json             where the driver is
 <group>/args.json       how a trainer was asked
 <group>/trainer.json    where it is: steps of its optimizer, scheduler and average
+<group>/rank_0.json     random state of a rank
+rollout.json            that of the rollout worker
+random.json             that of the driver, where hooks run
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from miles_dmd.checkpoint.shape import (
     Open,
     require_shape,
 )
-from miles_dmd.errors import FormatError
+from miles_dmd.errors import CheckpointError, FormatError
+from miles_dmd.generators import set_random_state
 
+ROLLOUT_STATE, DRIVER_STATE = "rollout.json", "random.json"
 FORMAT = 1
 """Of all of them."""
 OBSERVERS = {
@@ -78,6 +83,18 @@ def read_arguments(checkpoint: Path, group: str) -> dict[str, Any]:
 def read_trainer(directory: Path) -> dict[str, Any]:
     """Of a group, whose folder ``directory`` is. Raises CheckpointError, FormatError."""
     return _read(directory / "trainer.json", TRAINER)
+
+
+def restore_generators(path: Path, *required: str) -> None:
+    """The global random generators of this process, as ``path`` holds them, and these without fail. Raises
+    CheckpointError."""
+    try:
+        state = read_json(path)
+        if missing := [name for name in required if name not in state]:
+            raise KeyError(missing[0])
+        set_random_state(state)
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise CheckpointError(f"{path} holds no random state: {' '.join(str(error).split())}") from error
 
 
 def _read(path: Path, shape: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from miles_dmd.cluster.watched import GROUP, Watched, actor_class
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.executor import ROLLOUT, Pictures
+from miles_dmd.generators import seed_globals
 from miles_dmd.handles import BatchHandle, WeightHandle
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class RolloutActor(Watched):
 
         send_tensors_as_arrays()
         prepare_process(args.cpu_threads)
+        seed_globals(args.seed, "rollout")
         compute = choose_compute(device, args.compute_dtype)
         prompts = PromptTable(Path(prompt_table))
         self.worker: RolloutWorker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
@@ -134,6 +136,13 @@ class RayRollouts:
 
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
         return self._batches("loading batches", "load_batches", list(paths), num_chunks)
+
+    def save_state(self, path: Path) -> FileEntry:
+        entry: FileEntry = self._call("saving its random state", "save_state", path)
+        return entry
+
+    def load_state(self, path: Path) -> None:
+        self._call("loading its random state", "load_state", path)
 
     def peak_memory(self) -> int:
         return int(self._call("reporting its memory", "peak_memory"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from miles_dmd.cluster.watched import Watched
+from miles_dmd.generators import seed_globals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,7 @@ class TrainerActor(Watched):
 
         send_tensors_as_arrays()
         prepare_process(args.cpu_threads)
+        seed_globals(args.seed, self.group, self.rank)
         compute = choose_compute(device, args.compute_dtype)
         self._join(meeting, compute)
         self.trainer = Trainer(

@@ -1,5 +1,6 @@
 """Arguments of a run as frozen dataclasses. A field is a flag; the words under it are its ``--help``."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from miles_dmd.config.values import (
     Decay,
     Natural,
     NonNegative,
+    OwnPath,
     Positive,
     Ranks,
     ReadPath,
@@ -19,6 +21,9 @@ from miles_dmd.config.values import (
     Shift,
     Steps,
     Threads,
+    flag_name,
+    kinds,
+    normalized,
 )
 from miles_dmd.errors import ConfigError
 
@@ -37,9 +42,9 @@ class ModelArgs:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     max_sequence_length: Count | None = None
     """Text tokens of the long encoder (T5); by default what the pipeline itself uses."""
-    load: str | None = None
+    load: OwnPath | None = None
     """Checkpoint to go on from: a run's directory (its newest), one checkpoint, or latest: the newest of --save."""
-    save: str | None = None
+    save: OwnPath | None = None
     """Directory of everything that the run leaves; by default a fresh runs/<preset>-<n>."""
 
     @property
@@ -70,10 +75,10 @@ class OptimArgs:
     """Optimizer steps in one phase. Scores of the student's samples hold for one step only, so it stays 1."""
     num_trainer_ranks: Ranks = 1
     """Processes, one device each, over which FSDP2 shards the group; one alone, in fp32, shards nothing."""
-    ema_decay: Decay = 0.999
+    ema_decay: Decay = 0.99
     """Decay of the student's moving average, which is what gets exported."""
     ema_start_step: Natural = 0
-    """Student step from which the average moves; before it, it is a copy of the student."""
+    """Student steps after which the average begins to move; until then it is a copy of the student."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +117,7 @@ class RolloutArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class RunArgs:
-    config: str | None = None
+    config: OwnPath | None = None
     """Preset: a name of trainer_configs/ or a YAML file. Flags win over it, and it wins over defaults."""
     overwrite: bool = False
     """Replace the run that --save holds."""
@@ -125,7 +130,8 @@ class RunArgs:
     allow_changed: tuple[str, ...] = ()
     """Arguments that may differ from the checkpoint's though they alter training, by name: lr, or critic-lr alone."""
     seed: Seed = 0
-    """Root of all randomness: the same seed gives the same run, on any number of ranks."""
+    """Root of all randomness: the same seed gives the same run, on any number of ranks. Seeds the global generators of
+    Python, numpy and torch in every process, too."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where trainers compute; auto takes a GPU where there is one."""
     local: bool = False
@@ -136,7 +142,7 @@ class RunArgs:
     """Ray cluster to join; by default one is started on this machine."""
     cpu_threads: Threads = 1
     """Torch threads of a rank that computes on the CPU."""
-    cache_dir: str = "~/.cache/miles_dmd"
+    cache_dir: OwnPath = "~/.cache/miles_dmd"
     """Where encoded prompts are kept from one run to the next."""
     sample_interval: Count = 50
     """Student steps between two grids of samples."""
@@ -178,21 +184,30 @@ class Args(RunArgs, RolloutArgs, LossArgs, OptimArgs, ModelArgs):
     """What each trainer reads instead, from the preset and flags like ``--critic-lr``; those left out read the same."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "trainers", named_trainers(self.trainers))
-        self._own_options("loss_options", f"--loss-type {self.loss_type}", registry.load("losses", self.loss_type))
-        engine = registry.load("engines", self.rollout_engine)
-        self._own_options("engine_options", f"--rollout-engine {self.rollout_engine}", engine)
+        """Whoever made them, a program or a command line, values are of their kinds, and paths written in full. Raises
+        ConfigError."""
+        loss_type, engine = registry.load("losses", self.loss_type), registry.load("engines", self.rollout_engine)
+        values = {
+            "trainers": named_trainers(self.trainers, {**kinds(loss_type.options), **kinds(Args)}),
+            "loss_options": self._own_options("loss_options", f"--loss-type {self.loss_type}", loss_type),
+            "engine_options": self._own_options("engine_options", f"--rollout-engine {self.rollout_engine}", engine),
+            **normalized(self, flag_name),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
-    def _own_options(self, name: str, asked: str, plugin: Any) -> None:
+    def _own_options(self, name: str, asked: str, plugin: Any) -> Any:
         """A plug-in's options are its own: defaults where none are given."""
         found, options = getattr(self, name), plugin.options
         if found is None:
-            object.__setattr__(self, name, options())
-        elif not isinstance(found, options):
+            found = options()
+        if not isinstance(found, options):
             raise ConfigError(
                 f"{asked} reads {options.__module__}.{options.__qualname__}, not a "
                 f"{type(found).__qualname__}; pass {name} of its own, or None for their defaults"
             )
+        values = normalized(found, flag_name)
+        return dataclasses.replace(found, **values) if values else found
 
 
 GROUPS = {

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 ENCODER_WEIGHTS = "model.safetensors"
 LARGEST = 4 * MIB
 """Of a component's configuration, or of the index of its weights."""
+_REPOSITORY = re.compile(r"(https:/+huggingface\.co/)?(?P<owner>[A-Za-z0-9][\w-]*)/(?P<name>[A-Za-z0-9][\w.-]*)")
 _LARGEST_HEADER = 100 * 2**20
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 
@@ -61,7 +63,7 @@ def from_config(kind: type[C], content: Mapping[str, Any], where: str) -> C:
 def require_pipeline(directory: Path, pipeline: str, components: Mapping[str, Sequence[str]]) -> None:
     """Raises ConfigError unless ``directory`` is a pipeline of that class with all ``components``, of their classes."""
     if not is_folder(directory):
-        raise ConfigError(f"is no directory; download one: hf download REPOSITORY --local-dir {directory}")
+        raise ConfigError(f"is no directory{_download(str(directory))}")
     if not is_file(directory / "model_index.json"):
         raise ConfigError(
             "is not a diffusers pipeline (no model_index.json); name the folder that save_pretrained wrote"
@@ -87,6 +89,17 @@ def require_pipeline(directory: Path, pipeline: str, components: Mapping[str, Se
     for name in (name for name, entry in index.items() if isinstance(entry, list) and entry and entry[0] is not None):
         if not any(is_file(directory / name / config) for config in _CONFIGS):
             raise ConfigError(f"lacks the component {name} ({directory / name} has no config); download it completely")
+
+
+def _download(name: str) -> str:
+    """What to do instead of naming a directory that is not there; a name on the hub is not one."""
+    if (found := _REPOSITORY.fullmatch(name)) is None:
+        return "; name one that holds a pipeline, such as `hf download REPOSITORY --local-dir DIR` makes"
+    folder = found["name"]
+    return (
+        f", and nothing is fetched from the hub while a run starts: hf download {found['owner']}/{folder} --local-dir "
+        f"{folder}, and name {folder}"
+    )
 
 
 def require_weights(directory: Path) -> None:

@@ -1,14 +1,14 @@
 """Rules between arguments, and what they need on disk; one small function each, before anything starts."""
 
-import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
-from miles_dmd.config.flags import flag_name
+from miles_dmd.config.idle import check_idle
 from miles_dmd.config.metric_names import metric_names
 from miles_dmd.config.networks import check_pipeline, require_alike
 from miles_dmd.config.overrides import check_read, check_run_wide
@@ -26,7 +26,7 @@ from miles_dmd.config.presets import shipped
 from miles_dmd.config.resume import open_resume
 from miles_dmd.config.runs import check_save
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.config.values import checked, kinds
+from miles_dmd.config.values import flag_name, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.observe.trackers import check_installed
 from miles_dmd.registry import nearest
@@ -54,13 +54,6 @@ def check_required(args: Args) -> None:
         )
 
 
-def check_values(args: Args) -> None:
-    """For Args that no command line made."""
-    for arguments in (args, args.loss_options, args.engine_options):
-        for name, kind in kinds(type(arguments)).items():
-            checked(kind, getattr(arguments, name), flag_name(name))
-
-
 def check_one_step_a_phase(args: Args) -> None:
     """A second step would train on scores of a student that no longer exists, and a phase reports exactly one."""
     for role, own in _trainers(args):
@@ -84,25 +77,27 @@ def check_batch_divides(args: Args) -> None:
         )
 
 
-OF_RAY = ("ray_address", "placement_timeout", "remote_timeout")
-"""Arguments that nothing in a --local run reads."""
-
-
 def check_local(args: Args) -> None:
     if not args.local:
         return
-    defaults = {row.name: row.default for row in dataclasses.fields(args)}
-    for name in OF_RAY:
-        if (value := getattr(args, name)) != defaults[name]:
-            raise ConfigError(
-                f"{flag_name(name)} {value} speaks of Ray, and --local runs everything in this process; drop one "
-                "of the two"
-            )
     for role, own in _trainers(args):
         if own.num_trainer_ranks != 1:
             raise ConfigError(
                 f"{_flag(args, role, 'num_trainer_ranks')} {own.num_trainer_ranks} needs processes of its own, and "
                 "--local runs everything in this one; drop one of the two"
+            )
+
+
+def check_warmup(args: Args) -> None:
+    """A warm-up as long as the run never gets to the learning rate that was asked for."""
+    plan = registry.load("losses", args.loss_type).plan(args)
+    steps = plan.optimizer_steps(args.num_rollout)
+    for role, own in _trainers(args):
+        own_steps = steps.get(plan.trainable_role(role) or "", 0)
+        if own_steps and own.lr_warmup_steps >= own_steps:
+            raise ConfigError(
+                f"{_flag(args, role, 'lr_warmup_steps')} {own.lr_warmup_steps}: the {role} takes {own_steps} steps in "
+                f"this run and would never reach its learning rate; name fewer, or lengthen the run"
             )
 
 
@@ -191,7 +186,6 @@ def check_keep_best(args: Args) -> None:
 
 RULES: tuple[Callable[[Args], None], ...] = (
     check_required,
-    check_values,
     check_run_wide,
     check_plugins,
     check_loss_options,
@@ -203,6 +197,8 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_one_step_a_phase,
     check_batch_divides,
     check_local,
+    check_idle,
+    check_warmup,
     check_places,
     check_device,
     check_ray_address,
@@ -248,6 +244,20 @@ def _who_named(path: Any, args: Args) -> str:
     """The flag of a path that could not be looked at, and the path."""
     if path is None:
         return "the current directory"
-    given = {name: getattr(args, name) for name in kinds(Args)}
-    flags = [flag_name(name) for name, value in given.items() if isinstance(value, str) and value in str(path)]
-    return " ".join([*flags[:1], str(path)])
+    place = Path(os.path.abspath(path))
+    within = [(flag, root) for flag, root in _paths(args) if place.is_relative_to(root)]
+    flag = max(within, key=lambda found: len(found[1].parts))[0] if within else ""  # the nearest folder is meant
+    return f"{flag} {path}".strip()
+
+
+def _paths(args: Args) -> Iterator[tuple[str, Path]]:
+    """(flag, path) of everything that an argument names."""
+    owners = [("", args), ("", args.loss_options), ("", args.engine_options)]
+    for role, holder in owners:
+        for name, kind in kinds(type(holder)).items():
+            if kind.path is not None and isinstance(value := getattr(holder, name), str):
+                yield flag_name(name, role), Path(os.path.abspath(value))
+    for trainer in args.trainers:
+        for name, value in trainer.overrides.items():
+            if name in kinds(Args) and kinds(Args)[name].path is not None and isinstance(value, str):
+                yield flag_name(name, trainer.role), Path(os.path.abspath(value))

@@ -9,11 +9,12 @@ from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
 from miles_dmd.config.elsewhere import nearest_flag
-from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, flag_name, flags_of, per_trainer
+from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, flags_of, per_trainer
+from miles_dmd.config.idle import without_idle
 from miles_dmd.config.nested import NOTHING, check_nested
 from miles_dmd.config.presets import Preset, read_preset
 from miles_dmd.config.trainers import TrainerConfig
-from miles_dmd.config.values import ANY, from_text, kinds
+from miles_dmd.config.values import ANY, flag_name, from_text, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.shown import shown
 from miles_dmd.streams import show
@@ -49,13 +50,17 @@ def parse_flags(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Ar
         check_nested(preset.nested, loss_name, loss_type.plan(Args(loss_type=loss_name, hf_checkpoint="unnamed")))
     flags = flags_of(loss_name, loss_type.options, loss_type.roles, engine=engine_name, engine_options=engine.options)
     from_flags = _given(words, flags, loss_name, loss_type.roles, program)
-    given = preset.given(flags, loss_name, loss_type.roles).under(from_flags)
-    return Args(
-        **{**given.run, "loss_type": loss_name, "rollout_engine": engine_name},
-        loss_options=loss_type.options(**given.loss),
-        engine_options=engine.options(**given.engine),
-        trainers=tuple(TrainerConfig(role, dict(given.trainers.get(role, {}))) for role in loss_type.roles),
-    )
+
+    def args_of(given: Given) -> Args:
+        return Args(
+            **{**given.run, "loss_type": loss_name, "rollout_engine": engine_name},
+            loss_options=loss_type.options(**given.loss),
+            engine_options=engine.options(**given.engine),
+            trainers=tuple(TrainerConfig(role, dict(given.trainers.get(role, {}))) for role in loss_type.roles),
+        )
+
+    from_preset = preset.given(flags, loss_name, loss_type.roles)
+    return args_of(without_idle(from_preset, from_flags, args_of).under(from_flags))
 
 
 def parser_of(flags: Mapping[str, Flag], program: str = PROGRAM) -> argparse.ArgumentParser:

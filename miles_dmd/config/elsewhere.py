@@ -1,42 +1,103 @@
-"""Synonyms of flags in other trainers, for hints: spelling alone does not lead from --learning-rate to --lr."""
+"""Names of flags in other trainers: spelling alone does not lead from --learning-rate to --lr."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from miles_dmd.registry import nearest
 
 OTHER_NAMES = {
-    "lr": ("learning-rate", "student-lr", "optimizer-lr"),
-    "betas": ("adam-beta1", "adam-beta2", "beta1", "beta2"),
-    "clip-grad": ("max-grad-norm", "grad-clip", "gradient-clipping", "clip-grad-norm"),
-    "lr-warmup-steps": ("warmup-steps", "lr-warmup"),
+    "lr": ("learning-rate", "optimizer-lr"),
+    "betas": ("adam-beta1", "adam-beta2", "beta1", "beta2", "adam-betas"),
+    "adam-eps": ("adam-epsilon", "epsilon", "eps"),
+    "weight-decay": ("adam-weight-decay", "wd"),
+    "clip-grad": ("max-grad-norm", "grad-clip", "gradient-clipping", "clip-grad-norm", "gradient-clip-val"),
+    "lr-scheduler": ("lr-scheduler-type", "scheduler", "lr-schedule"),
+    "lr-warmup-steps": ("warmup-steps", "warmup-step", "lr-warmup", "num-warmup-steps"),
+    "ema-decay": ("ema-rate", "ema-weight", "ema-beta"),
     "rollout-batch-size": ("batch-size", "train-batch-size", "global-batch-size", "total-batch-size"),
     "micro-batch-size": ("per-device-train-batch-size", "train-micro-batch-size", "micro-batch"),
-    "num-rollout": ("max-train-steps", "max-steps", "num-steps", "steps", "train-steps", "num-train-epochs", "epochs"),
-    "num-trainer-ranks": ("num-gpus", "num-processes", "nproc-per-node", "world-size", "gpus", "num-workers"),
-    "compute-dtype": ("mixed-precision", "dtype", "precision", "bf16", "fp16"),
-    "hf-checkpoint": ("model", "model-path", "pretrained-model-name-or-path", "checkpoint", "pretrained", "student"),
+    "num-rollout": ("max-train-steps", "max-steps", "num-steps", "steps", "train-steps", "train-iters", "max-iters"),
+    "num-trainer-ranks": ("num-gpus", "num-processes", "nproc-per-node", "world-size", "gpus"),
+    "compute-dtype": ("mixed-precision", "dtype", "precision", "bf16"),
+    "hf-checkpoint": ("model", "model-path", "model-id", "pretrained-model-name-or-path", "pretrained", "student"),
     "teacher-checkpoint": ("teacher", "teacher-model", "teacher-path", "real-score", "teacher-hf-checkpoint"),
     "critic-hf-checkpoint": ("fake-score", "critic", "critic-checkpoint", "fake-score-checkpoint"),
-    "prompt-data": ("prompts", "prompt-file", "dataset", "data", "train-data", "data-path", "captions"),
-    "save": ("output-dir", "output", "out", "save-dir", "outdir", "logging-dir", "run-dir"),
+    "prompt-data": ("prompts", "prompt-file", "dataset", "data", "train-data", "data-path", "captions", "prompt-path"),
+    "save": ("output-dir", "output-path", "output", "out", "save-dir", "outdir", "logging-dir", "logdir", "run-dir"),
     "load": ("resume", "resume-from-checkpoint", "restore", "load-checkpoint"),
     "save-interval": ("checkpointing-steps", "save-steps", "save-every", "checkpoint-interval"),
     "keep-checkpoints": ("checkpoints-total-limit", "save-total-limit"),
+    "sample-interval": ("validation-steps", "eval-steps", "sample-every"),
     "teacher-guidance": ("guidance-scale", "cfg", "cfg-scale", "real-guidance-scale", "guidance"),
-    "fake-update-ratio": ("dfake-gen-update-ratio", "critic-steps", "ttur", "fake-steps"),
-    "num-inference-steps": ("denoising-steps", "sampling-steps", "num-student-steps"),
-    "wandb-project": ("wandb", "report-to"),
+    "fake-update-ratio": ("dfake-gen-update-ratio", "generator-update-interval", "critic-steps", "fake-steps"),
+    "dm-sigma-min": ("min-step-percent", "min-timestep-ratio"),
+    "dm-sigma-max": ("max-step-percent", "max-timestep-ratio"),
+    "num-inference-steps": ("denoising-steps", "num-denoising-step", "sampling-steps", "num-student-steps"),
+    "shift": ("flow-shift", "timestep-shift"),
     "dry-run": ("check", "print-config"),
 }
 """our flag -> what it is called elsewhere, all without dashes in front."""
+GROUPS = {
+    "actor": ("actor", "student", "generator"),
+    "critic": ("critic", "fake", "fake-score", "fake-score-model"),
+}
+"""trainer -> what its own arguments begin with, here and elsewhere: --student-lr is --actor-lr."""
+NOT_HERE = {
+    "there are no adapters here, all weights train": ("lora", "lora-rank", "lora-alpha", "use-lora", "lora-r", "rank"),
+    "micro-batches follow from --rollout-batch-size and --micro-batch-size": ("gradient-accumulation-steps",),
+    "a run is counted in student steps, --num-rollout": ("num-train-epochs", "epochs", "num-epochs"),
+    "a warm-up is counted in steps, --lr-warmup-steps": ("warmup-ratio",),
+    "every cycle is a row of metrics.jsonl": ("log-interval", "logging-steps", "log-every", "log-iters", "log-freq"),
+    "an average is always kept, see --ema-decay": ("use-ema", "ema"),
+    "DMD2's GAN is not built": ("gan-weight", "gan-loss-weight", "discriminator-lr", "gan"),
+    "the optimizer is AdamW": ("optimizer", "optim", "use-8bit-adam"),
+    "pass --compute-dtype bf16": ("fp16",),
+    "pass --height and --width": ("resolution", "image-size", "size"),
+    "pass --tensorboard, or --wandb-project NAME": ("report-to", "wandb", "logger", "tracker"),
+    "pass --hf-checkpoint to start from a pipeline, or --load to go on with a run": ("checkpoint", "ckpt"),
+    "grids have the first prompts of --prompt-data": ("validation-prompt", "validation-prompts", "sample-prompt-file"),
+}
+"""What to say of a name for which no one flag stands."""
 _OURS = {other: ours for ours, others in OTHER_NAMES.items() for other in others}
+_SAID = {name: said for said, names in NOT_HERE.items() for name in names}
 
 
 def nearest_flag(name: str, flags: Collection[str]) -> str:
     """As ``registry.nearest``, and by meaning; ``--critic-learning-rate`` is ``--critic-lr``."""
     word = name.lstrip("-").replace("_", "-").lower()
-    for prefix in ("", *(f"{part}-" for part in word.split("-")[:1])):
-        ours = f"--{prefix}{_OURS.get(word.removeprefix(prefix), '')}"
+    for group, rest in [("", word), *_of_groups(word)]:
+        ours = f"--{group}{_OURS.get(rest, rest)}"
         if ours in flags:
             return f" (did you mean {ours}?)"
+    if (said := _SAID.get(word)) is not None:
+        return f" ({said})"
     return nearest(name, flags)
+
+
+def nearest_argument(name: str, known: Mapping[str, object], roles: Sequence[str]) -> str:
+    """As ``nearest_flag``, of a name in a preset's ``args``: there a trainer's own are written elsewhere."""
+    flags = {f"--{argument.replace('_', '-')}": argument for argument in known}
+    own = {f"--{role}-{flag[2:]}": (role, argument) for role in roles for flag, argument in flags.items()}
+    hint = nearest_flag(name, {**own, **flags})
+    for flag, (role, argument) in own.items():
+        if hint == f" (did you mean {flag}?)":
+            return f"; write it as trainers: [{{role: {role}, overrides: {{{argument}: ...}}}}]"
+    for flag, argument in flags.items():
+        hint = hint.replace(f"mean {flag}?", f"mean {argument}?")
+    return hint
+
+
+def _of_groups(word: str) -> list[tuple[str, str]]:
+    """(trainer and a dash, the rest), for each group that ``word`` may begin with; the longest beginning first."""
+    found = [
+        (f"{group}-", word.removeprefix(f"{other}-"), other)
+        for group, others in GROUPS.items()
+        for other in others
+        if word.startswith(f"{other}-")
+    ]
+    ends = [
+        (f"{group}-", word.removesuffix(f"-{other}"), other)
+        for group, others in GROUPS.items()
+        for other in others
+        if word.endswith(f"-{other}")
+    ]
+    return [(group, rest) for group, rest, other in sorted([*found, *ends], key=lambda row: -len(row[2]))]

@@ -4,13 +4,13 @@ import ast
 import dataclasses
 import importlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from miles_dmd.config.args import GROUPS, PER_TRAINER
-from miles_dmd.config.values import Kind, kinds
+from miles_dmd.config.values import Kind, flag_name, kinds
 from miles_dmd.errors import ConfigError
 
 RUN, LOSS, ENGINE = "run", "loss", "engine"
@@ -37,7 +37,7 @@ class Flag:
         """What stands for one value."""
         if self.kind.choices:
             return "{" + ",".join(self.kind.choices) + "}"
-        return {int: "N", float: "X", str: "PATH" if self.kind.is_input_path else "TEXT", bool: ""}[self.kind.type]
+        return {int: "N", float: "X", str: "PATH" if self.kind.path else "TEXT", bool: ""}[self.kind.type]
 
     @property
     def shown_default(self) -> str:
@@ -58,6 +58,15 @@ class Given:
     trainers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """role -> overrides."""
     engine: Mapping[str, Any] = field(default_factory=dict)
+
+    def without(self, wheres: Collection[tuple[str, str]]) -> "Given":
+        """All but these: (role, argument), where no role is the whole run's."""
+        trainers = {
+            role: {name: value for name, value in own.items() if (role, name) not in wheres}
+            for role, own in self.trainers.items()
+        }
+        run = {name: value for name, value in self.run.items() if ("", name) not in wheres}
+        return dataclasses.replace(self, run=run, trainers=trainers)
 
     def under(self, stronger: "Given") -> "Given":
         """Both; where both speak, ``stronger`` wins."""
@@ -93,11 +102,6 @@ def _own_flags(declared: Mapping[str, Flag], options: type, scope: str, title: s
 def per_trainer() -> tuple[str, ...]:
     """Arguments that every trainer may read its own of."""
     return tuple(row.name for title in PER_TRAINER for row in dataclasses.fields(GROUPS[title]))
-
-
-def flag_name(argument: str, role: str = "") -> str:
-    """``--critic-lr``, of lr and critic."""
-    return "--" + "-".join(part.replace("_", "-") for part in (role, argument) if part)
 
 
 def _flags(arguments: type, scope: str, title: str) -> Iterator[Flag]:

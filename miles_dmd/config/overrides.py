@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args, OptimArgs
-from miles_dmd.config.flags import flag_name
-from miles_dmd.config.values import kinds
+from miles_dmd.config.flags import per_trainer
+from miles_dmd.config.values import flag_name, kinds
 from miles_dmd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ OF_THE_STEP = frozenset(kinds(OptimArgs)) - OF_THE_AVERAGE - {"micro_batch_size"
 def check_run_wide(args: Args) -> None:
     """Raises ConfigError for an override of what the run has one of."""
     options = dict.fromkeys(registry.load("losses", args.loss_type).run_wide, "a run has one schedule and one teacher")
-    reasons = {**RUN_WIDE, **options}
+    whole = dict.fromkeys(kinds(Args).keys() - set(per_trainer()), "it applies to the whole run, not to one trainer")
+    reasons = {**whole, **RUN_WIDE, **options}
     for trainer in args.trainers:
         for name in trainer.overrides.keys() & reasons.keys():
             raise ConfigError(f"{_given(trainer.role, name, args)}: {reasons[name]}; pass {flag_name(name)}")
@@ -41,6 +42,10 @@ def check_read(args: Args) -> None:
     """Raises ConfigError for an override that its trainer would not read: it would do nothing, and seem to."""
     loss_type: LossType = registry.load("losses", args.loss_type)
     plan = loss_type.plan(args)
+    if "student_ema" not in plan.role_layout.roles:
+        for name in sorted(OF_THE_AVERAGE):
+            if (value := getattr(args, name)) != getattr(Args, name):
+                raise ConfigError(f"{flag_name(name)} {value}: the plan keeps no moving average; drop it")
     for trainer in args.trainers:
         for name in trainer.overrides:
             if why := _unread(name, trainer.role, plan, loss_type):

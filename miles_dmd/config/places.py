@@ -17,17 +17,15 @@ OWN_RUNS = "runs"
 
 def check_places(args: Args) -> None:
     """Raises ConfigError for a folder that could not be made or written to; it makes none."""
-    if not args.cache_dir:
-        raise ConfigError("--cache-dir '' names nothing; give a directory, or leave it out")
     save = f"--save {args.save}" if args.save is not None else f"without --save a run is kept in ./{OWN_RUNS}, and"
     _require_writable(save, lambda: Path(args.save or OWN_RUNS))
-    _require_writable(f"--cache-dir {args.cache_dir}", lambda: Path(args.cache_dir).expanduser())
+    _require_writable(f"--cache-dir {args.cache_dir}", lambda: Path(args.cache_dir))
 
 
 def _require_writable(asked: str, folder: Callable[[], Path]) -> None:
     try:
         why = unwritable(folder())
-    except (ConfigError, RuntimeError) as error:  # the home of nobody that is known is a RuntimeError
+    except ConfigError as error:
         cause = error.__cause__
         why = str(cause.strerror if isinstance(cause, OSError) else error)  # the path is said already
     if why:

@@ -1,17 +1,23 @@
 """Validation of plug-ins against the arguments: loss type, model family, rollout engine, roles."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.dotted import require_defined
-from miles_dmd.config.flags import flag_name
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.config.values import Count, Guidance, checked, kind_of, kinds
+from miles_dmd.config.values import Count, Guidance, checked, flag_name, kind_of, kinds
 from miles_dmd.errors import ConfigError, MilesDmdError, PlanError
 from miles_dmd.plan import DistillationPlan
+from miles_dmd.registry import nearest
 from miles_dmd.shown import shown
+
+if TYPE_CHECKING:
+    from miles_dmd.contracts.loss import LossType
 
 
 def check_plugins(args: Args) -> None:
@@ -67,6 +73,8 @@ def check_loss_parts(args: Args) -> None:
     _require_weights(trained, args)
     if bare := [alarm.option for alarm in loss_type.alarms if alarm.option not in kinds(loss_type.options)]:
         raise ConfigError(f"{asked}: its alarm has no threshold; add {bare[0]} to its options")
+    if unsaid := [group for group in loss_type.scorers if group not in loss_type.tells]:
+        raise ConfigError(f"{asked}: scorers names {unsaid[0]!r}, and tells does not; add the keys of what it gives")
     for role, producers in loss_type.needs.items():
         if role not in plan.role_layout.roles:
             known = ", ".join(plan.role_layout.roles)
@@ -75,6 +83,18 @@ def check_loss_parts(args: Args) -> None:
             if group not in plan.groups or group not in loss_type.scorers:
                 why = "has no scorer" if group in plan.groups else f"is no group; there are {', '.join(plan.groups)}"
                 raise ConfigError(f"{asked}: needs[{role!r}] names {group!r}, which {why}")
+            _require_told(asked, loss_type, role, group)
+
+
+def _require_told(asked: str, loss_type: LossType, role: str, group: str) -> None:
+    """What ``role`` reads of ``group`` is what that one's scorer gives. Raises ConfigError."""
+    told = loss_type.tells[group]
+    for key in loss_type.needs[role][group]:
+        if key not in told:
+            raise ConfigError(
+                f"{asked}: needs[{role!r}][{group!r}] has {key!r}, which the {group} does not tell; it tells "
+                f"{', '.join(told)}{nearest(key, told)}"
+            )
 
 
 def _require_weights(trained: Iterable[str], args: Args) -> None:

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from miles_dmd import registry
+from miles_dmd.config.args import Args
+from miles_dmd.config.elsewhere import nearest_argument
 from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, per_trainer
 from miles_dmd.config.nested import KEYS, NOTHING, Nested, mapping, translate
 from miles_dmd.config.strict_yaml import read_yaml
 from miles_dmd.config.trainers import require_role
-from miles_dmd.config.values import checked
+from miles_dmd.config.values import OwnPath, checked, kind_of, kinds
 from miles_dmd.errors import ConfigError, NotFound
 from miles_dmd.inputs import exists, is_file, is_folder
 from miles_dmd.registry import nearest
@@ -26,7 +29,9 @@ from miles_dmd.shown import shown
 
 SHIPPED = (Path(__file__).parents[1] / "shipped" / "trainer_configs").resolve()
 """In a clone a link to the folder at its top."""
+TOP = ("args", "trainers", *KEYS)
 NOT_IN_A_PRESET = ("config", "dry_run")
+_PATH = kind_of(OwnPath)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Preset:
         known = {name: flag for name, flag in declared.items() if name not in NOT_IN_A_PRESET}
         may_override = {name: flag for name, flag in known.items() if name in per_trainer() or flag.scope == LOSS}
         self._require_no_trainers_own(known, may_override, roles)
-        values = self._values(self.args, known, "args", f"no argument of a {loss_name} run")
+        values = self._values(self.args, known, "args", f"no argument of a {loss_name} run", roles)
         overrides: dict[str, Mapping[str, Any]] = {}
         for role, wishes in self._trainers():
             require_role(role, roles, loss_name, f"{self.path}: trainers")
@@ -66,21 +71,23 @@ class Preset:
                     f"trainers: [{{role: {role}, overrides: {{{argument}: ...}}}}]"
                 )
 
-    def _values(self, wishes: Mapping[str, Any], known: Mapping[str, Flag], section: str, what: str) -> dict[str, Any]:
+    def _values(
+        self, wishes: Mapping[str, Any], known: Mapping[str, Flag], section: str, what: str, roles: Sequence[str] = ()
+    ) -> dict[str, Any]:
         for name in wishes:
             if name not in known:
-                raise ConfigError(f"{self.path}: {section}.{name} is {what}{nearest(name, known)}")
+                raise ConfigError(f"{self.path}: {section}.{name} is {what}{nearest_argument(name, known, roles)}")
         return {
             name: self._value(known[name], value, f"{self.path}: {section}.{name}") for name, value in wishes.items()
         }
 
     def _value(self, flag: Flag, value: Any, where: str) -> Any:
         value = checked(flag.kind, value, where)
-        return self._located(value) if flag.kind.is_input_path and value is not None else value
+        read = flag.kind.path is not None and flag.kind.path.read
+        return self._located(value) if read and value is not None else value
 
     def _located(self, path: str) -> str:
         """As a flag would be read, from the current directory; else beside the preset, else in the folder above it."""
-        path = str(Path(path).expanduser())
         if Path(path).exists():
             return path
         folder = self.path.resolve().parent
@@ -109,7 +116,10 @@ def read_preset(name: str) -> Preset:
         content = read_yaml(path)
     except ConfigError as error:
         raise ConfigError(f"--config {error}") from error
-    document = mapping(content, str(path), ("args", "trainers", *KEYS))
+    if content in (None, {}):
+        raise ConfigError(f"--config {path}: the file asks for nothing; write arguments under args:, or leave it out")
+    _refuse_flat(content, path)
+    document = mapping(content, str(path), TOP)
     args = mapping(document.get("args"), f"{path}: args")
     nested = translate(document, str(path)) if any(key in document for key in KEYS) else NOTHING
     if twice := sorted(args.keys() & nested.args.keys()):
@@ -126,7 +136,21 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
+def _refuse_flat(content: Any, path: Path) -> None:
+    """Raises ConfigError for arguments at the top of a document, where other trainers have theirs."""
+    if not isinstance(content, dict) or not (names := [name for name in content if isinstance(name, str)]):
+        return
+    ours = kinds(Args).keys() | kinds(registry.load("losses", Args.loss_type).options).keys()
+    for name in names:
+        if name in ours:
+            raise ConfigError(f"{path}: {shown(name)} stands at the top; indent arguments under args:")
+        hint = nearest_argument(name, dict.fromkeys(ours), ())
+        if name not in TOP and "did you mean" in hint and not nearest(name, TOP):
+            raise ConfigError(f"{path}: {shown(name)} stands at the top{hint}; indent arguments under args:")
+
+
 def _find(name: str) -> Path:
+    name = checked(_PATH, name, "--config") if name else name
     if _is_there(name):
         return Path(name)
     if name in shipped():

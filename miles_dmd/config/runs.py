@@ -153,8 +153,6 @@ def check_save(args: Args) -> None:
     """Raises ConfigError where --save cannot be written to, or holds a run that nobody asked to replace."""
     if args.save is None:
         return
-    if not args.save:
-        raise ConfigError("--save is empty; name a directory, or leave it out for a fresh runs/<preset>-<n>")
     directory = Path(args.save)
     _check_beside_inputs(args, directory.resolve())
     nearest = next(path for path in (directory, *directory.resolve().parents) if path.exists())

@@ -16,8 +16,10 @@ from miles_dmd.shown import shown
 
 LARGEST = MIB // 4
 DEEPEST = 20
-_TRAPS = {"int": re.compile(r"[_:]|^[+-]?0[\dxb]"), "float": re.compile(r"[_:]")}
-"""YAML 1.1 reads 010 as 8, 1:30 as 90, and 0b11 as 3."""
+_TRAPS = {"int": re.compile(r"[_:]|^[+-]?0[\dxb]|^\+"), "float": re.compile(r"[_:]|^\+")}
+"""YAML 1.1 reads 010 as 8, 1:30 as 90, and 0b11 as 3; +3 is no number on the command line either."""
+
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_yaml(path: Path) -> Any:
@@ -73,6 +75,8 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise _problem("a key must be a name", key.start_mark)
+            if key.tag == _MERGE:
+                raise _problem("merge keys (<<) are not read; write the names out", key.start_mark)
             if key.value in seen:
                 raise _problem(f"{shown(key.value)} stands twice", key.start_mark)
             seen.add(key.value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from miles_dmd import registry
-from miles_dmd.config.values import checked, kinds
+from miles_dmd.config.values import Kind, checked, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.shown import shown
 
@@ -50,14 +50,23 @@ def compute_trainer_configs(args: "Args | Namespace") -> list[TrainerConfig]:
     return [TrainerConfig(role, overrides.get(role, {})) for role in roles]
 
 
-def named_trainers(trainers: Any) -> tuple[TrainerConfig, ...]:
-    """Raises ConfigError for anything but trainers, and for a role that is named twice."""
+def named_trainers(trainers: Any, known: Mapping[str, Kind]) -> tuple[TrainerConfig, ...]:
+    """With overrides of their kinds, ``known``. Raises ConfigError for anything but trainers, and for a role that is
+    named twice."""
     if not isinstance(trainers, (list, tuple)) or not all(isinstance(trainer, TrainerConfig) for trainer in trainers):
         raise ConfigError(f"trainers {shown(trainers)} must be a list of TrainerConfig(role, overrides)")
     roles = [trainer.role for trainer in trainers]
     if twice := [role for role in roles if roles.count(role) > 1]:
         raise ConfigError(f"trainers names {shown(twice[0])} twice; put its overrides together")
-    return tuple(trainers)
+    return tuple(TrainerConfig(trainer.role, _of_their_kinds(trainer, known)) for trainer in trainers)
+
+
+def _of_their_kinds(trainer: TrainerConfig, known: Mapping[str, Kind]) -> Mapping[str, Any]:
+    """Names that are none are refused by who makes the trainer's own arguments."""
+    return {
+        name: checked(known[name], value, f"trainer {trainer.role!r}: {name}") if name in known else value
+        for name, value in trainer.overrides.items()
+    }
 
 
 def compute_trainer_args(args: "AnyArgs", trainer: TrainerConfig) -> "AnyArgs":

@@ -4,11 +4,13 @@ Arguments declare it in their type: ``num_rollout: Count``, ``lr: Positive``, ``
 """
 
 import dataclasses
+import functools
 import math
+import os
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -46,8 +48,10 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class InputPath:
-    """Marks a path that is read: one in a preset is also looked for beside that preset."""
+class IsPath:
+    """Marks a path. One that is read is, where a preset names it, also looked for beside that preset."""
+
+    read: bool
 
 
 Count = Annotated[int, Range(1, LARGEST)]
@@ -67,12 +71,18 @@ Guidance = Annotated[float, Range(1, LARGEST)]
 Shift = Annotated[float, Range(1, 1000)]
 Steps = Annotated[int, Range(1, 1000)]
 """Of a moving average: [0, 1)."""
-ReadPath = Annotated[str, InputPath()]
+ReadPath = Annotated[str, IsPath(read=True)]
+OwnPath = Annotated[str, IsPath(read=False)]
+"""Of a run's own making, or with a meaning of its own beside paths, as --load latest has."""
 
 
 ANY = -1
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
-"""As people write numbers; Python's 1_000 and digits of other scripts are typing errors here."""
+_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
+"""As people write numbers; Python's 1_000 and digits of other scripts are typing errors here, and +3 is elsewhere
+"three more"."""
+
+
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +95,7 @@ class Kind:
     bounds: Range | None = None
     length: int | None = None
     """Of a tuple; None for a single value, ANY for as many as one likes."""
-    is_input_path: bool = False
+    path: IsPath | None = None
 
     def __str__(self) -> str:
         """What a value must be, in words."""
@@ -119,18 +129,18 @@ def kind_of(hint: Any) -> Kind:
         else:
             break
     bounds = next((extra for extra in extras if isinstance(extra, Range)), None)
-    is_input = any(isinstance(extra, InputPath) for extra in extras)
+    path = next((extra for extra in extras if isinstance(extra, IsPath)), None)
     if origin is Literal:
         return Kind(str, optional, typing.get_args(hint))
     if origin is tuple:
         first, *others = typing.get_args(hint)
         item, length = kind_of(first), ANY if Ellipsis in others else 1 + len(others)
-        return Kind(item.type, optional, item.choices, item.bounds, length)
+        return Kind(item.type, optional, item.choices, item.bounds, length, item.path)
     if hint not in (int, float, bool, str):
         raise ConfigError(
             f"an argument of type {shown(hint)} cannot be a flag: int, float, bool, str, a Literal, a tuple"
         )
-    return Kind(hint, optional, (), bounds, None, is_input)
+    return Kind(hint, optional, (), bounds, None, path)
 
 
 NOT_ASKED = {"asked": False}
@@ -139,9 +149,19 @@ NOT_ASKED = {"asked": False}
 
 def kinds(arguments: type) -> Mapping[str, Kind]:
     """argument -> kind, of a dataclass of arguments."""
+    return _kinds(arguments)
+
+
+@functools.cache
+def _kinds(arguments: Any) -> Mapping[str, Kind]:
     hints = typing.get_type_hints(arguments, include_extras=True)
     asked = (row.name for row in dataclasses.fields(arguments) if row.metadata.get("asked", True))
     return types.MappingProxyType({name: kind_of(hints[name]) for name in asked})
+
+
+def flag_name(argument: str, role: str = "") -> str:
+    """``--critic-lr``, of lr and critic."""
+    return "--" + "-".join(part.replace("_", "-") for part in (role, argument) if part)
 
 
 def from_text(kind: Kind, texts: Sequence[str], name: str) -> Any:
@@ -151,7 +171,8 @@ def from_text(kind: Kind, texts: Sequence[str], name: str) -> Any:
 
 
 def checked(kind: Kind, value: Any, name: str) -> Any:
-    """``value`` as ``kind`` wants it (1 for 1.0, "8e-5" for 8e-5: YAML 1.1 reads it as text). Raises ConfigError."""
+    """``value`` as ``kind`` wants it (1 for 1.0, "8e-5" for 8e-5: YAML 1.1 reads it as text; a path with ``~`` in
+    full). Raises ConfigError."""
     if value is None and kind.optional:
         return None
     if kind.length is None:
@@ -175,6 +196,8 @@ def _one_from_text(kind: Kind, text: str, name: str) -> Any:
 def _one(kind: Kind, value: Any, name: str) -> Any:
     if kind.type is float and isinstance(value, int | str):
         value = _number(value)
+    if kind.path is not None and isinstance(value, os.PathLike):
+        value = os.fspath(value)
     is_of_type = isinstance(value, kind.type) and isinstance(value, bool) == (kind.type is bool)
     if not is_of_type or (kind.type is float and not math.isfinite(value)):
         raise _refusal(kind, value, name)
@@ -184,9 +207,19 @@ def _one(kind: Kind, value: Any, name: str) -> Any:
         raise ConfigError(f"{name} {shown(value)} must be {kind.in_words(value)}")
     if kind.type is str and (why := unsound(value)):
         raise ConfigError(f"{name} {shown(value)} {why}; write it as UTF-8{other_locale()}")
-    if kind.type is str and not value and (kind.optional or kind.is_input_path):
+    if kind.type is str and not value and (kind.optional or kind.path is not None):
         raise ConfigError(f"{name} '' names nothing; give it a value, or leave it out")
-    return value
+    return value if kind.path is None else _in_full(value, name)
+
+
+def _in_full(path: str, name: str) -> str:
+    """With the home for a leading ``~``, as a shell would have it, but no shell has seen a preset or ``--save=~/x``."""
+    full = os.path.expanduser(path)
+    if path.startswith("~") and full == path and not os.path.lexists(path):
+        raise ConfigError(f"{name} {shown(path)}: there is no home of {shown(path.split('/')[0])}; write the path out")
+    if (variable := _VARIABLE.search(full)) and not os.path.lexists(full):
+        raise ConfigError(f"{name} {shown(path)}: {variable[0]} is not replaced by its value; write the path out")
+    return full
 
 
 def _number(value: Any) -> Any:
@@ -207,3 +240,18 @@ def _refusal(kind: Kind, value: Any, name: str) -> ConfigError:
     if kind.type is str:
         cure = "; put it in quotes"
     return ConfigError(f"{name} {shown(value)} must be {kind}{cure}")
+
+
+def normalized(arguments: Any, name: Callable[[str], str]) -> Mapping[str, Any]:
+    """What a dataclass of arguments has to hold instead: each value as its kind wants it, where that is another one.
+
+    ``name`` says what an argument is called in a refusal. Raises ConfigError.
+    """
+    values = {of: (getattr(arguments, of), kind) for of, kind in kinds(type(arguments)).items()}
+    held = {of: (value, checked(kind, value, name(of))) for of, (value, kind) in values.items()}
+    return {of: new for of, (old, new) in held.items() if (type(old), old) != (type(new), new) or _mixed(old, new)}
+
+
+def _mixed(old: Any, new: Any) -> bool:
+    """(0, 0.999) equals (0.0, 0.999)."""
+    return isinstance(old, tuple) and list(map(type, old)) != list(map(type, new))

@@ -24,6 +24,10 @@ class ExternalData:
         if len(set(self.ids)) != len(self.ids):
             raise ExternalDataError(f"{self.producer!r} scored a sample twice: ids {self.ids[:8]}")
         for name, value in self.tensors.items():
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                raise ExternalDataError(
+                    f"{self.producer!r} hands no row a sample of {name!r}; make it a tensor of rows"
+                )
             if len(value) != len(self.ids):
                 raise ExternalDataError(
                     f"{self.producer!r} hands {len(value)} rows of {name!r} for {len(self.ids)} samples"
@@ -59,5 +63,16 @@ class ExternalData:
             first.producer,
             tuple(sample for part in parts for sample in part.ids),
             first.policy_version,
-            {name: torch.cat([part.tensors[name] for part in parts]) for name in first.tensors},
+            {name: _stacked(first.producer, name, [part.tensors[name] for part in parts]) for name in first.tensors},
         )
+
+
+def _stacked(producer: str, name: str, parts: Sequence[Tensor]) -> Tensor:
+    """Rows of several parts, which ranks and micro-batches made each for itself. Raises ExternalDataError."""
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        several = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        raise ExternalDataError(
+            f"{producer!r} hands rows of {name!r} of different shapes, {several}; pad them to one in its scorer"
+        )
+    return torch.cat(list(parts))

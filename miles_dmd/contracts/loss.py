@@ -68,7 +68,9 @@ class LossType:
     capabilities: frozenset[str] = frozenset()
     """What of its plan's ``required_capabilities`` its objectives bring, such as ``distribution_matching``."""
     scorers: Mapping[str, str] = field(default_factory=dict)
-    """group -> what it tells later groups about a batch."""
+    """group -> the function that tells later groups about a batch."""
+    tells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """group -> keys of what its scorer gives, no more and no less."""
     needs: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     """logical role -> producing group -> keys of external data that the role's objective reads."""
     metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -137,6 +139,7 @@ _SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "objectives": (_table(_is_name), "a mapping of roles to 'package.module:attribute'"),
     "modules": (_table(_is_name), "a mapping of roles to 'package.module:attribute'"),
     "scorers": (_table(_is_name), "a mapping of groups to 'package.module:attribute'"),
+    "tells": (_table(_are_names), "a mapping of groups to tuples of names"),
     "needs": (_table(_table(_are_names)), "a mapping of roles to {group: (names of what it tells)}"),
     "metrics": (_table(_are_names), "a mapping of roles to tuples of names"),
     "capabilities": (_are_names, "a set of names"),

@@ -78,7 +78,7 @@ def ensure_table(args: Any, texts: Sequence[str], device: torch.device) -> Path:
         args.negative_prompt,
         max_sequence_length=length,
         dtype=args.compute_dtype,
-        cache_dir=Path(args.cache_dir).expanduser(),
+        cache_dir=Path(args.cache_dir),
     )
     if not path.exists():
         write_table(

@@ -20,12 +20,12 @@ class ShardedEma:
             self._local(),
             decay=decay,
             min_decay=decay,  # no ramp: the decay that the user asked for, from the first update on
-            update_after_step=start_step,
+            update_after_step=start_step - 1,  # EMAModel averages from the second update after it on
             foreach=True,
         )
 
     def update(self) -> float:
-        """One step; returns the decay that it used: 0, a plain copy, up to and including ``start_step`` + 1."""
+        """One step; returns the decay that it used: 0, a plain copy, in the first ``start_step`` updates."""
         self._model.step(self._local())
         return float(self._model.cur_decay_value or 0.0)
 

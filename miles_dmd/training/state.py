@@ -11,25 +11,23 @@ each shard in the header, and reshards as well. Only tensors go there; numbers a
 
 from __future__ import annotations
 
-import base64
 import json
-import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from miles_dmd.checkpoint.manifest import FileEntry, entry_of, read_json
-from miles_dmd.checkpoint.records import FORMAT, read_trainer
+from miles_dmd.checkpoint.manifest import FileEntry, entry_of
+from miles_dmd.checkpoint.records import FORMAT, read_trainer, restore_generators
 from miles_dmd.errors import CheckpointError, SaveError
 from miles_dmd.files import write_synced
+from miles_dmd.generators import random_state
 from miles_dmd.training.shard import like
 
 FILE_BYTES = 256 << 20
@@ -156,10 +154,7 @@ class TrainerState:
         read_tensors(directory, self._tensors())
         own = directory / f"rank_{dist.get_rank()}.json"
         if own.is_file():  # of a group that has grown, a new rank keeps its own
-            try:
-                set_random_state(read_json(own))
-            except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-                raise CheckpointError(f"{own} holds no random state: {' '.join(str(error).split())}") from error
+            restore_generators(own, "torch")
 
     def _tensors(self) -> dict[str, Tensor]:
         own = {role: state.tensors() for role, state in self.roles.items()}
@@ -207,42 +202,6 @@ def _cause(error: CheckpointException) -> str:
     rank, (cause, _) = next(iter(error.failures.items()))
     text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
     return f"rank {rank}: {text}".splitlines()[0]
-
-
-# -- random state: everything that is drawn has a seed of its own, but a plug-in may draw from the global generators --
-
-
-def random_state() -> dict[str, Any]:
-    """Of Python, numpy and torch in this process, as JSON takes it."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    state: dict[str, Any] = {
-        "format": FORMAT,
-        "python": [version, list(words), gauss],
-        "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
-        "torch": _text(torch.get_rng_state()),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = _text(torch.cuda.get_rng_state())
-    return state
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(_bytes(state["torch"]))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_bytes(state["cuda"]))
-
-
-def _text(state: Tensor) -> str:
-    return base64.b64encode(state.numpy().tobytes()).decode()
-
-
-def _bytes(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
 def _json(value: Any) -> bytes:

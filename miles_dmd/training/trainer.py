@@ -26,6 +26,7 @@ from miles_dmd.contracts.loss import LossType, Objective, Scorer
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.contracts.role import Role
 from miles_dmd.contracts.samples import DenoisingBatch
+from miles_dmd.errors import ExternalDataError
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.denoiser import Denoiser
 from miles_dmd.network.pretrained import load_network
@@ -200,11 +201,20 @@ class Trainer:
         scorer: Scorer = registry.resolve(self.loss_type.scorers[self.group])
         batch = self._conditioned(batch)
         parts = [
-            scorer(self.models, batch.take(rows), self.args.loss_options)
+            ExternalData(self.group, part.ids, part.policy_version, self._told(scorer, part))
             for rows in micro_batches(len(batch), self.args.micro_batch_size)
+            for part in [batch.take(rows)]
         ]
-        tensors = {name: torch.cat([part[name] for part in parts]).float().cpu() for name in parts[0]}
-        return ExternalData(self.group, batch.ids, batch.policy_version, tensors)
+        return ExternalData.join(parts)
+
+    def _told(self, scorer: Scorer, part: DenoisingBatch) -> dict[str, Tensor]:
+        found, said = scorer(self.models, part, self.args.loss_options), self.loss_type.tells[self.group]
+        if set(found) != set(said):
+            raise ExternalDataError(
+                f"{self.group!r} tells {', '.join(sorted(found)) or 'nothing'}, and the loss type says that it tells "
+                f"{', '.join(sorted(said))}; make its tells and its scorer agree"
+            )
+        return {name: value.float().cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
 
     def weights(self, role: str, *, averaged: bool = False) -> Iterator[dict[str, Tensor]]:
         """Full trained parameters of ``role``; see ``Trained.weights``."""

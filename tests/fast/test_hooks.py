@@ -16,6 +16,8 @@ TEACHER = {"num_inference_steps": 28, "guidance_scale": 4.5}
 class Drawing:
     """An executor of which the student's samples are ``spread`` apart."""
 
+    averages = True
+
     def __init__(self, teacher=TEACHER):
         self.limits, self.spread, self.teacher = [], 1.0, teacher
         self.teachers = 0

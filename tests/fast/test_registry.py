@@ -146,3 +146,32 @@ def test_listing_a_wing_imports_no_plug_in():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert result.stdout.strip() == "[]"
+
+
+def test_a_module_of_the_users_own_needs_no_dot(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "one_file_lab.py").write_text("from miles_dmd.losses.dmd2 import loss_type\n")
+
+    assert registry.load("losses", "one_file_lab") is registry.load("losses", "dmd2")
+    monkeypatch.delitem(sys.modules, "one_file_lab")
+
+
+def test_a_module_that_is_no_plug_in_is_named_as_one():
+    with pytest.raises(NotFound, match="--loss-type colorsys: module 'colorsys' defines no 'loss_type'"):
+        registry.load("losses", "colorsys")
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "hint"),
+    [
+        ("--lora-rank", ["--num-trainer-ranks"], ""),
+        ("--fake-lr", ["--fake-shift", "--lr"], ""),
+        ("--validation-prompt", ["--negative-prompt"], ""),
+        ("--ab", ["--lr"], ""),
+        ("-lr", ["--lr"], " (did you mean --lr?)"),
+        ("--rollout_batch", ["--rollout-batch-size"], " (did you mean --rollout-batch-size?)"),
+        ("num_rolout", ["num_rollout"], " (did you mean num_rollout?)"),
+    ],
+)
+def test_a_hint_is_given_for_a_typing_error_and_for_nothing_else(name, known, hint):
+    assert registry.nearest(name, known) == hint

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from miles_dmd import registry
 from miles_dmd.config.checkpoints import encoder_fingerprint
-from miles_dmd.config.values import Natural, Positive, Ranks, Threads
+from miles_dmd.config.values import Natural, OwnPath, Positive, Ranks, ReadPath, Threads
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
@@ -28,7 +28,7 @@ from miles_dmd.sampling.strategies import FEW_STEP
 class Options:
     sglang_url: tuple[str, ...] = ()
     """Servers to attach to, such as http://127.0.0.1:30000; without any, the run starts its own."""
-    sglang_python: str | None = None
+    sglang_python: ReadPath | None = None
     """Python of the environment that has sglang and our plugin, for servers that the run starts."""
     num_sglang_servers: Ranks = 1
     """Servers that the run starts."""
@@ -36,7 +36,7 @@ class Options:
     """Where they listen: on loopback, or, for several nodes, on the address of the node that each is on."""
     sglang_args: str = ""
     """Further flags of `sglang serve` for them, as one text: "--log-level debug"."""
-    sglang_log_dir: str | None = None
+    sglang_log_dir: OwnPath | None = None
     """Where their logs are kept; by default sglang/logs in --cache-dir."""
     sglang_start_timeout: Positive = 600.0
     """Seconds until a server that the run starts must answer."""
@@ -105,6 +105,8 @@ def _refuse_for_attached(options: Options) -> None:
         ("--num-sglang-servers", options.num_sglang_servers, 1),
         ("--sglang-host", options.sglang_host, "loopback"),
         ("--sglang-args", options.sglang_args, ""),
+        ("--sglang-log-dir", options.sglang_log_dir, None),
+        ("--sglang-start-timeout", options.sglang_start_timeout, Options.sglang_start_timeout),
     ):
         if value != default:
             raise ConfigError(

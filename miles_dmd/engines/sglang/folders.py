@@ -17,7 +17,7 @@ from typing import Any
 
 
 def weights_root(args: Any) -> Path:
-    return Path(args.cache_dir).expanduser() / "sglang" / "weights"
+    return Path(args.cache_dir) / "sglang" / "weights"
 
 
 class OwnFolder:

@@ -140,7 +140,7 @@ class ManagedServer:
 
 def serve(args: Any, *, device: str, number: int, host: str) -> ManagedServer:
     options = args.engine_options
-    folder = Path(options.sglang_log_dir or Path(args.cache_dir) / "sglang" / "logs").expanduser()
+    folder = Path(options.sglang_log_dir or Path(args.cache_dir) / "sglang" / "logs")
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-server{number}.log"
     return ManagedServer(
         functools.partial(command, args, host),

@@ -16,7 +16,7 @@ TOLERANCE = 1e-5
 
 def scheduler_directory(args: Any) -> Path:
     """Written below --cache-dir. Its last part must be called so: SGLang reads the configuration's name off it."""
-    directory = Path(args.cache_dir).expanduser() / "sglang" / f"shift_{args.shift:g}" / "scheduler"
+    directory = Path(args.cache_dir) / "sglang" / f"shift_{args.shift:g}" / "scheduler"
     directory.mkdir(parents=True, exist_ok=True)
     content = {
         "_class_name": "FlowMatchEulerDiscreteScheduler",

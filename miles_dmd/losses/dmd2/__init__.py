@@ -17,6 +17,7 @@ from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2.observed import ALARMS, HEADLINE, PANELS
 from miles_dmd.plan import DistillationPlan, build_plan
+from miles_dmd.shown import shown
 
 CAPABILITIES = frozenset({"distribution_matching"})
 
@@ -25,9 +26,9 @@ CAPABILITIES = frozenset({"distribution_matching"})
 class Options:
     fake_update_ratio: Repeats = 5
     """Fake-score updates for every update of the student (DMD2's two time-scale rule: 5)."""
-    fake_warmup_cycles: Natural = 0
-    """Cycles before the first in which only the fake score trains. 1 in every preset: the fake score starts as the
-    teacher, so that without guidance the first student gradient would be exactly zero."""
+    fake_warmup_cycles: Natural = 1
+    """Cycles before the first in which only the fake score trains: it starts as the teacher, so that without guidance
+    the first student gradient would be exactly zero."""
     teacher_guidance: float = 4.0
     """Guidance scale s of the teacher's score, standard form: uncond + s * (cond - uncond); 1 is no guidance. CausVid's
     and Self-Forcing's w, in cond + w * (cond - uncond), is s - 1: their 3.0 is 4.0 here."""
@@ -35,8 +36,8 @@ class Options:
     """Least noise at which teacher and fake score are compared; the law is truncated there, never clamped."""
     dm_sigma_max: float = 0.98
     """Most noise at which teacher and fake score are compared."""
-    dm_shift: Shift = 3.0
-    """Timestep shift of the noise law of that comparison; 1 is uniform, larger is noisier (SD3: 3)."""
+    dm_shift: Shift = 1.0
+    """Timestep shift of the noise law of that comparison; 1 is uniform, as in DMD2, and larger is noisier."""
     fake_shift: Shift = 1.0
     """Timestep shift of the noise law under which the fake score trains, over the full range [0, 1]."""
     teacher_num_inference_steps: Steps = 28
@@ -85,6 +86,11 @@ def check(args: Any) -> None:
             f"--teacher-guidance {options.teacher_guidance} needs an unconditional branch, and --model-family "
             f"{args.model_family} has none; pass --teacher-guidance 1"
         )
+    if options.teacher_guidance == 1 and args.negative_prompt:
+        raise ConfigError(
+            f"--negative-prompt {shown(args.negative_prompt)} is the text of the teacher's unconditional branch, which "
+            "--teacher-guidance 1 leaves out; pass a guidance above 1, or --negative-prompt ''"
+        )
     if not 0 < options.dm_sigma_min < options.dm_sigma_max < 1:
         raise ConfigError(
             f"--dm-sigma-min {options.dm_sigma_min} and --dm-sigma-max {options.dm_sigma_max} must satisfy "
@@ -104,6 +110,7 @@ loss_type = LossType(
     },
     capabilities=CAPABILITIES,
     scorers={"critic": "miles_dmd.losses.dmd2.objective:score"},
+    tells={"critic": ("teacher_clean", "critic_clean", "score_sigma")},
     needs={"student": {"critic": ("teacher_clean", "critic_clean", "score_sigma")}},
     metrics={
         "student": (

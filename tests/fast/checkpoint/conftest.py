@@ -53,6 +53,10 @@ class FakeRollouts:
     def update_weights(self, weights, version):
         self.calls.append(f"version {version}")
 
+    def save_state(self, path):
+        path.write_text("{}")
+        return entry_of(path, path.parent)
+
     def save_batches(self, batches, directory):
         for number, _ in enumerate(batches):
             (directory / f"batch_{number:03d}.safetensors").write_bytes(b"samples")

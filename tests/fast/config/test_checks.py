@@ -8,7 +8,7 @@ import pytest
 
 from miles_dmd.config.args import Args
 from miles_dmd.config.checkpoints import ENCODER_WEIGHTS, WEIGHTS
-from miles_dmd.config.checks import check_args
+from miles_dmd.config.checks import _who_named, check_args
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.trainers import TrainerConfig
 from miles_dmd.errors import ConfigError
@@ -202,3 +202,25 @@ def test_a_run_with_weights_passes(asked, configuration_only, sd35_medium_config
 def test_what_is_no_arguments_at_all_is_refused(other):
     with pytest.raises(ConfigError, match=r"is asked for by miles_dmd\.config\.args\.Args"):
         check_args(other)
+
+
+@pytest.mark.parametrize(
+    ("path", "flag"),
+    [
+        ("/data/sd35/vae/config.json", "--hf-checkpoint /data/sd35/vae/config.json"),
+        ("/data/sd35", "--hf-checkpoint /data/sd35"),
+        ("/data/sd35/inner/x", "--critic-hf-checkpoint /data/sd35/inner/x"),
+        ("/data/sd35_other", "/data/sd35_other"),
+        ("/data/cache/x", "--cache-dir /data/cache/x"),
+        ("/elsewhere", "/elsewhere"),
+        (None, "the current directory"),
+    ],
+)
+def test_a_path_that_cannot_be_looked_at_is_laid_to_the_flag_that_names_it(path, flag):
+    """And never to a text that happens to lie in it: the empty one of --negative-prompt lies in all."""
+    args = Args(
+        hf_checkpoint="/data/sd35", prompt_data="/data/p.txt", cache_dir="/data/cache", negative_prompt="data",
+        trainers=(TrainerConfig("critic", {"hf_checkpoint": "/data/sd35/inner"}),),
+    )  # fmt: skip
+
+    assert _who_named(path, args) == flag

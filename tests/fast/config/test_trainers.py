@@ -2,11 +2,17 @@
 
 import pickle
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 
 from miles_dmd.config.args import Args
+from miles_dmd.config.checks import check_args
+from miles_dmd.config.cli import parse_args
+from miles_dmd.config.flags import per_trainer
+from miles_dmd.config.overrides import RUN_WIDE, check_run_wide
 from miles_dmd.config.trainers import TrainerConfig, compute_trainer_args, compute_trainer_configs
+from miles_dmd.config.values import kinds
 from miles_dmd.errors import ConfigError
 
 
@@ -135,3 +141,31 @@ def test_what_no_program_should_pass_is_refused_in_one_line(make, part):
 
 def test_trainers_may_come_in_a_list():
     assert Args(trainers=[TrainerConfig("critic", {"lr": 1.0})]).trainers == (TrainerConfig("critic", {"lr": 1.0}),)
+
+
+OF_A_RUN = {"shift": 2.0, "solver": "euler", "num_inference_steps": 2, "seed": 3, "rollout_batch_size": 8, "height": 32}
+
+
+@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_what_a_run_has_one_of_is_no_trainers_own_from_python_either(asked, role, name):
+    """The trainer would follow it, and the export the run."""
+    args = replace(parse_args(asked), trainers=(TrainerConfig(role, {name: OF_A_RUN[name]}),))
+
+    with pytest.raises(ConfigError, match=rf"--{role}-{name.replace('_', '-')} .*applies to the whole run") as refused:
+        check_args(args)
+
+    assert f"pass --{name.replace('_', '-')}" in str(refused.value)
+
+
+def test_every_argument_is_the_runs_or_may_be_a_trainers_own(asked):
+    args = parse_args(asked)
+    allowed = set()
+    for name in kinds(Args):
+        try:
+            check_run_wide(replace(args, trainers=(TrainerConfig("actor", {name: getattr(args, name)}),)))
+            allowed.add(name)
+        except ConfigError:
+            continue
+
+    assert allowed == set(per_trainer()) - set(RUN_WIDE)

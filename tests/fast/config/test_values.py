@@ -9,7 +9,7 @@ from miles_dmd.config.values import (
     Batch,
     Count,
     Decay,
-    InputPath,
+    IsPath,
     Natural,
     Positive,
     Range,
@@ -140,7 +140,7 @@ def test_data_of_another_kind_is_refused_in_one_line(hint, data, part):
 
 
 @pytest.mark.parametrize(
-    "hint", [Count | None, Annotated[int | None, Range(1, LARGEST)], Annotated[Count | None, InputPath()]]
+    "hint", [Count | None, Annotated[int | None, Range(1, LARGEST)], Annotated[Count | None, IsPath(read=True)]]
 )
 def test_an_optional_kind_remembers_its_bounds(hint):
     kind = kind_of(hint)

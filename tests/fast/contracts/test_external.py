@@ -45,11 +45,19 @@ def test_ranks_are_joined_in_order():
         (scores((3, 4), version=5), "different producers or policy versions"),
         (scores((3, 4), noise=torch.zeros(2, 1)), "different keys"),
         (scores((2, 3)), "scored a sample twice"),
+        (scores((3, 4), clean=torch.zeros(2, 3)), r"of 'clean' of different shapes, \[1\] and \[3\]; pad them"),
+        (scores((3, 4), clean=torch.zeros(2)), r"of 'clean' of different shapes, \[\] and \[1\]"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(other, message):
     with pytest.raises(ExternalDataError, match=message):
         ExternalData.join([scores((1, 2)), other])
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), 1.0, None, [[1.0], [2.0]]])
+def test_what_has_no_row_a_sample_is_refused(value):
+    with pytest.raises(ExternalDataError, match="hands no row a sample of 'clean'"):
+        scores((1, 2), clean=value)
 
 
 def test_rows_must_match_the_samples():

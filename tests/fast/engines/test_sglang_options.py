@@ -35,6 +35,8 @@ def sglang(make_args, *more):
         (("--sglang-url", "http://"), "--sglang-url http:// is no address"),
         (("--sglang-python", "/no/python"), "--sglang-python /no/python: there is no such program"),
         ((*URL, "--sglang-python", sys.executable), "is for servers that the run starts"),
+        ((*URL, "--sglang-log-dir", "x"), "--sglang-log-dir x is for servers that the run starts"),
+        ((*URL, "--sglang-start-timeout", "5"), "--sglang-start-timeout 5.0 is for servers that the run starts"),
         ((*URL, "--num-sglang-servers", "2"), "--num-sglang-servers 2 is for servers that the run starts"),
         (("--sglang-python", sys.executable, "--sglang-args", "--a 'b"), '--sglang-args "--a \'b" cannot be read'),
         *(

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from miles_dmd.errors import CheckpointError, FormatError, SaveError
+from miles_dmd.generators import random_state, set_random_state
 from miles_dmd.training import state
-from miles_dmd.training.state import RoleState, TrainerState, random_state, set_random_state
+from miles_dmd.training.state import RoleState, TrainerState
 
 
 @pytest.fixture(autouse=True)

@@ -154,8 +154,20 @@ def test_average_follows_successful_student_steps_only(house):
 
     assert torch.equal(start, after_skip)
     assert report.metrics["ema_decay"] == actor.args.ema_decay
-    expected = actor.args.ema_decay * first + (1 - actor.args.ema_decay) * second
+    decay = actor.args.ema_decay
+    expected = decay * (decay * start + (1 - decay) * first) + (1 - decay) * second  # from the first step on
     torch.testing.assert_close(average_of(actor), expected)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_average_is_a_copy_until_its_start_step_and_moves_from_the_next(make_args, digit_prompts, start):
+    house = House(make_args("--num-rollout", "4", "--ema-start-step", str(start), "--ema-decay", "0.5"), digit_prompts)
+    actor, batch = house.trainer("actor"), house.batch()
+    scores = house.trainer("critic").score(batch)
+
+    used = [actor.train(batch, {"critic": scores}).metrics["ema_decay"] for _ in range(4)]
+
+    assert used == [0.0] * start + [0.5] * (4 - start)
 
 
 def test_scores_of_another_policy_version_are_refused(house):

@@ -1,0 +1,142 @@
+"""Arguments that nothing reads beside the others of their run: they would do nothing, and seem to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields
+
+from miles_dmd.config.alarms import alarm_thresholds
+from miles_dmd.config.args import Args
+from miles_dmd.config.flags import Given
+from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
+from miles_dmd.config.values import flag_name
+from miles_dmd.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """``arguments`` have no effect on a run of which ``when`` holds, because of what ``why`` says."""
+
+    arguments: tuple[str, ...]
+    when: Callable[[Args], bool]
+    why: str
+    """With the flag that is the reason, and where there is one, the cure."""
+    each_trainer: bool = False
+    """Whether a trainer may read its own of them."""
+
+
+def _alarms(args: Args) -> bool:
+    return any(threshold > 0 for threshold in alarm_thresholds(args).values())
+
+
+UNREAD = (
+    Unread(
+        ("ray_address", "placement_timeout", "remote_timeout"),
+        lambda args: args.local,
+        "speaks of Ray, and --local runs everything in this process; drop one of the two",
+    ),
+    Unread(
+        ("keep_checkpoints", "on_save_failure"),
+        lambda args: args.save_interval == 0,
+        "speaks of checkpoints, and --save-interval 0 writes none; drop one of the two",
+    ),
+    Unread(
+        ("overwrite",),
+        lambda args: args.save is None,
+        "replaces the run that --save holds, and without --save a run has a fresh directory; name one, or drop it",
+    ),
+    Unread(
+        ("sample_interval",),
+        lambda args: args.sample_prompts == 0 and args.keep_best is None,
+        "speaks of grids of samples, and --sample-prompts 0 asks for none; drop one of the two",
+    ),
+    Unread(
+        ("alarm_diversity", "alarm_saturation"),
+        lambda args: args.sample_prompts == 0,
+        "is measured on the grids of samples, and --sample-prompts 0 asks for none; drop one of the two",
+    ),
+    Unread(
+        ("alarm_window", "on_alarm"),
+        lambda args: not _alarms(args),
+        "speaks of alarms, and all of them are switched off (0); drop it",
+    ),
+    Unread(
+        ("stop_step_policy",),
+        lambda args: args.num_inference_steps == 1,
+        "says at which step a rollout stops, and --num-inference-steps 1 leaves one; drop it",
+    ),
+    Unread(
+        ("lr_warmup_steps",),
+        lambda args: args.lr_scheduler == "constant",
+        "does nothing under --lr-scheduler constant; pass --lr-scheduler constant_with_warmup",
+        each_trainer=True,
+    ),
+    Unread(
+        ("ema_start_step",),
+        lambda args: args.ema_start_step >= args.num_rollout,
+        "lies beyond the last student step (--num-rollout), so that the average would be the student itself; name an "
+        "earlier one",
+        each_trainer=True,
+    ),
+    Unread(
+        ("lr_scheduler",),
+        lambda args: args.lr_scheduler == "constant_with_warmup" and args.lr_warmup_steps == 0,
+        "has no warm-up without --lr-warmup-steps; pass that, or --lr-scheduler constant",
+        each_trainer=True,
+    ),
+)
+"""A new flag that something can switch off gets a row here."""
+OFF = {"alarm_diversity": 0.0, "alarm_saturation": 0.0}
+"""Values that switch the thing itself off, beside whatever else does."""
+Where = tuple[str, str]
+"""(role of a trainer, or nothing for the whole run; argument)."""
+
+
+def check_idle(args: Args) -> None:
+    """Raises ConfigError for the first argument that would do nothing."""
+    for (role, name), (value, why) in idle(args).items():
+        raise ConfigError(f"{flag_name(name, role)} {_written(value)}{why}")
+
+
+def idle(args: Args) -> dict[Where, tuple[object, str]]:
+    """What is asked for and read by nobody -> its value, and why. A value that is the default asks for nothing."""
+    found: dict[Where, tuple[object, str]] = {}
+    for unread in UNREAD:
+        for where, value in (_of_trainers if unread.each_trainer else _of_run)(args, unread):
+            found.setdefault(where, (value, unread.why))
+    return found
+
+
+def without_idle(preset: Given, typed: Given, args_of: Callable[[Given], Args]) -> Given:
+    """``preset`` without what ``typed``, the flags of the command line, have switched off: whoever adds --local to a
+    preset for a cluster need not strike its Ray flags out. What is idle in the preset by itself stays, to be refused.
+    """
+    by_itself, together = idle(args_of(preset)), idle(args_of(preset.under(typed)))
+    return preset.without(together.keys() - by_itself.keys())
+
+
+def _of_run(args: Args, unread: Unread) -> Iterator[tuple[Where, object]]:
+    if unread.when(args):
+        for name in unread.arguments:
+            if (value := getattr(args, name)) not in (DEFAULTS[name], OFF.get(name)):
+                yield ("", name), value
+
+
+def _of_trainers(args: Args, unread: Unread) -> Iterator[tuple[Where, object]]:
+    """An argument that all trainers share is read where one of them reads it."""
+    trainers = [(trainer, compute_trainer_args(args, trainer)) for trainer in compute_trainer_configs(args)]
+    for name in unread.arguments:
+        sharing = [own for trainer, own in trainers if name not in trainer.overrides]
+        if sharing and all(map(unread.when, sharing)) and getattr(args, name) != DEFAULTS[name]:
+            yield ("", name), getattr(args, name)
+        for trainer, own in trainers:
+            if name in trainer.overrides and getattr(own, name) != DEFAULTS[name] and unread.when(own):
+                yield (trainer.role, name), getattr(own, name)
+
+
+def _written(value: object) -> str:
+    """What stands between a flag and the words after it."""
+    return "" if value is True else f"{value} "
+
+
+DEFAULTS = {row.name: row.default for row in fields(Args) if row.default is not MISSING}
