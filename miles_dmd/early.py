@@ -9,8 +9,10 @@ def stand_by(program: str) -> None:
 
     def leave(number: int, frame: object) -> None:
         # an exception would come up in the middle of an import, and some of those swallow it
-        os.write(2, f"{program}: stopped by {signal.Signals(number).name}\n".encode())
-        os._exit(128 + number)
+        try:
+            os.write(2, f"{program}: stopped by {signal.Signals(number).name}\n".encode())
+        finally:  # also where nobody can read it
+            os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)

@@ -63,7 +63,8 @@ class StopRequest:
             raise Stopped(number)
         # not print: the handler may have interrupted one
         name = signal.Signals(number).name
-        os.write(2, f"{name}: finishing the running cycle to save it; a second signal leaves at once\n".encode())
+        with contextlib.suppress(OSError):  # nobody may read it any more, and the cycle is finished all the same
+            os.write(2, f"{name}: finishing the running cycle to save it; a second signal leaves at once\n".encode())
 
 
 @contextlib.contextmanager

@@ -112,6 +112,14 @@ def whole_checkpoints(directory: Path) -> list[Path]:
     return [path for _, path in sorted(numbered)]
 
 
+def checkpoint_before(checkpoint: Path) -> Path | None:
+    """The newest whole one beside ``checkpoint`` that is older; None where there is none."""
+    if not _NAME.fullmatch(checkpoint.name):  # it has been carried elsewhere
+        return None
+    older = [path for path in whole_checkpoints(checkpoint.parent) if cycle_of(path) < cycle_of(checkpoint)]
+    return older[-1] if older else None
+
+
 def find_checkpoint(load: str, save: str | None) -> Path:
     """The checkpoint that ``--load`` means: one itself, or the newest of a run or of a ``checkpoints`` folder.
 

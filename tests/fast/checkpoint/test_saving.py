@@ -209,3 +209,42 @@ def test_what_fails_after_a_checkpoint_is_published_takes_nothing_back(
     assert f"{saved} is written and whole, but not everything beside it is in order (No space left" in said
     run.saver.committed(run.after(2))
     assert names(run) == ["cycle_000002", "latest"]
+
+
+def test_checkpoint_does_not_vouch_for_rows_that_are_not_on_the_disk(make_run):
+    run = make_run()
+
+    def full():
+        raise OSError(28, "No space left on device")
+
+    run.saver.sync_rows = full
+
+    with pytest.raises(SaveError, match=r"the checkpoint of cycle 2 could not be written \(No space left on device\)"):
+        run.save()
+    assert names(run) == []
+
+
+def test_last_words_of_a_run_are_a_checkpoint_out_of_turn(make_run):
+    run = make_run("--save-interval", "100")
+
+    assert run.saver.rescue(run.after(3))
+    assert run.saver.rescue(run.after(3))
+    assert names(run) == ["cycle_000003", "latest"]
+
+
+def test_run_that_never_saves_has_no_last_words(make_run):
+    run = make_run("--save-interval", "0")
+
+    assert not run.saver.rescue(run.after(3))
+    assert names(run) == []
+
+
+def test_what_has_just_failed_is_not_tried_again(make_run, full_disk):
+    run = make_run("--save-interval", "1")
+    run.groups["actor"].failure = full_disk
+    with pytest.raises(SaveError):
+        run.saver.committed(run.after(3))
+    run.groups["actor"].failure = None
+
+    assert not run.saver.rescue(run.after(3))
+    assert names(run) == []
