@@ -171,7 +171,7 @@ class DistillationTrainer:
             controller = self.build_controller(
                 observer=committed, rescue=rescue, max_consecutive_skipped_cycles=args.max_consecutive_skipped_cycles
             )
-            own = {"alarms": journal.alarms, "grids": grids, "best": best, "skips": controller.skips}
+            own = {"alarms": journal.alarms, "grids": grids, "best": best, "skips": controller.skips, "draws": batches}
             parts: dict[str, Any] = {"executor": executor, "batches": batches, "prompts": prompts}
             parts["observers"] = {**own, **remembering(extra)}
             self.saver = saver = CheckpointSaver(args, directory, resume=resume, sync_rows=journal.sync, **parts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import logging
 import platform
 import secrets
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from miles_dmd.batches import RolloutBatches
-from miles_dmd.checkpoint.manifest import FileEntry, Manifest, entry_of, with_entries, write_manifest
+from miles_dmd.checkpoint.manifest import FileEntry, Manifest, entry_of, with_entries, write_json, write_manifest
 from miles_dmd.checkpoint.records import FORMAT
 from miles_dmd.checkpoint.store import FOLDER, CheckpointStore, name_of
 from miles_dmd.config.args import Args
@@ -27,7 +26,6 @@ from miles_dmd.config.changes import recorded_arguments
 from miles_dmd.config.resume import Resume
 from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.files import write_synced
 from miles_dmd.plan import DistillationTrainerController, TrainerCounters
 from miles_dmd.plan.frozen import plain
 from miles_dmd.prompts import PromptSource
@@ -137,7 +135,7 @@ class CheckpointSaver:
             documents = {f"{name}/args.json": self._arguments[name] for name in groups}
             documents["driver.json"] = self._driver(counters)
             for path, content in documents.items():
-                write_synced(staging / path, json.dumps(content, indent=1, allow_nan=False).encode())
+                write_json(staging / path, content)
                 written.append(entry_of(staging / path, staging))
             write_manifest(staging, with_entries(self._manifest(counters), written))
 

@@ -66,11 +66,11 @@ def test_driver_file_says_where_the_run_is(make_run):
 
     driver = json.loads((run.save() / "driver.json").read_text())
 
-    assert driver["prompts"]["cursor"] == 12
+    assert driver["prompts"]["cursor"] == 24
     assert driver["pending"] == [{"samples": 4, "policy_version": 1}]
     assert (driver["seed"], driver["policy_version"]) == (0, 1)
     assert driver["observers"]["grids"]["reference"] == {"spread": 2.0, "limit": 3.0}
-    assert driver["observers"].keys() == {"alarms", "grids", "best", "skips"}
+    assert driver["observers"].keys() == {"alarms", "grids", "best", "skips", "draws"}
     assert driver["plan"]["name"] == run.plan.name
 
 
@@ -122,7 +122,7 @@ def test_failure_of_the_drivers_own_files_counts_too(make_run, monkeypatch):
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("miles_dmd.saving.write_synced", full)
+    monkeypatch.setattr("miles_dmd.checkpoint.manifest.write_synced", full)
 
     with pytest.raises(SaveError, match=r"No space left on device.*there is none before it"):
         run.save()
@@ -175,7 +175,7 @@ def test_restoring_hands_everything_back(make_run, make_args, digit_prompts):
         ("batches", [("batch_000.safetensors", 1)]),
         ("skips", {"total": 0, "in_a_row": 0}),  # and nothing for a hook that the checkpoint does not know
     ]
-    assert prompts.cursor == 12
+    assert prompts.cursor == 24
     assert run.groups["critic"].loaded == ["critic"]
 
 
