@@ -29,6 +29,7 @@ from miles_dmd.executor import GroupExecutor
 from miles_dmd.failure import last_checkpoint, tell
 from miles_dmd.hooks import SampleGrids
 from miles_dmd.journal import Journal
+from miles_dmd.observe.best_effort import BestEffort
 from miles_dmd.observe.console import lasting_console
 from miles_dmd.observe.log import setup_logging
 from miles_dmd.plan import (
@@ -165,7 +166,8 @@ class DistillationTrainer:
                 if isinstance(error, Unanswered):
                     return False
                 if journal.told < counters.completed_cycles:  # a hook failed, before the row was told
-                    best.note(journal.committed(counters, metrics))
+                    row = journal.committed(counters, metrics)
+                    BestEffort("the best student")(lambda: best.committed(row, executor))
                 return saver.rescue(counters)
 
             controller = self.build_controller(

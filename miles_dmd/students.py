@@ -54,10 +54,11 @@ class KeepBest:
 
     def committed(self, row: Mapping[str, float], executor: GroupExecutor) -> None:
         """``row`` holds the metrics of a committed cycle."""
-        self.note(row)
         step = int(row["global_step"])
         if not self.metric or step == 0:
             return
+        if self.metric in row:
+            self._values.append(row[self.metric])
         if step % self.args.sample_interval and step != self.args.num_rollout:
             return
         values, self._values = self._values, []
@@ -65,11 +66,6 @@ class KeepBest:
             logger.warning("--keep-best %s: no such number up to step %d; nothing to judge", self.args.keep_best, step)
         elif self._is_better(value := math.fsum(values) / len(values)):
             self._keep({"metric": self.metric, "value": value, "global_step": step}, executor)
-
-    def note(self, row: Mapping[str, float]) -> None:
-        """``row`` counts, and nothing is judged yet."""
-        if row["global_step"] and self.metric in row:
-            self._values.append(row[self.metric])
 
     def _is_better(self, value: float) -> bool:
         if not math.isfinite(value) or not self._best:
