@@ -7,7 +7,7 @@ can be sampled together: nothing is stale, and the engine wakes once a cycle.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from miles_dmd import seeds
@@ -20,17 +20,24 @@ from miles_dmd.sampling.stopping import stop_steps
 
 
 class RolloutBatches:
-    """A ``BatchProvider``: ``ahead(request)`` says how many batches the student will sample before it changes."""
+    """A ``BatchProvider``: ``ahead(request)`` says how many batches the student will sample before it changes.
+
+    An observer, too: a checkpoint tells how many batches were drawn of the present size, and since which prompt, so
+    that the position in the prompts can be checked by arithmetic.
+    """
 
     def __init__(
         self, args: Any, prompts: PromptSource, executor: GroupExecutor, ahead: Callable[[PhaseRequest], int]
     ) -> None:
         self.args, self.prompts, self.executor, self.ahead = args, prompts, executor, ahead
         self._ready: deque[BatchHandle] = deque()
+        self._since, self._drawn = prompts.cursor, 0
 
     def next(self, request: PhaseRequest) -> BatchHandle:
         if not self._ready:
-            self._ready.extend(self.executor.generate([self._requests() for _ in range(self.ahead(request))]))
+            requests = [self._requests() for _ in range(self.ahead(request))]
+            self._ready.extend(self.executor.generate(requests))
+            self._drawn += len(requests)
         return self._ready.popleft()
 
     def pending(self) -> tuple[BatchHandle, ...]:
@@ -40,6 +47,15 @@ class RolloutBatches:
     def restore(self, pending: Sequence[BatchHandle]) -> None:
         """Go on with ``pending``, those of a checkpoint."""
         self._ready = deque(pending)
+        self._since, self._drawn = self.prompts.cursor, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"size": self.args.rollout_batch_size, "since": self._since, "batches": self._drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Batches of another size are counted from here on."""
+        if state["size"] == self.args.rollout_batch_size:
+            self._since, self._drawn = state["since"], state["batches"]
 
     def _requests(self) -> list[RolloutRequest]:
         prompts = self.prompts.next(self.args.rollout_batch_size)

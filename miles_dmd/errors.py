@@ -17,6 +17,7 @@ MilesDmdError
 │   │   └── EngineGone   a server is dead for good: only another one may help
 │   └── EngineMisanswer  a server answered with something else than it was asked for
 ├── ClusterError         trainer groups could not be placed, or one of their processes died
+│   └── Unanswered       a process did not answer in time: another call to it would wait as long
 ├── SaveError            a checkpoint could not be written; the ones before it are as they were
 └── FormatError          a file of another format, or of a newer version than this package reads
 """
@@ -100,6 +101,10 @@ class EngineMisanswer(EngineError):
 
 class ClusterError(MilesDmdError, RuntimeError):
     """Trainer groups could not be placed, or a process of theirs died."""
+
+
+class Unanswered(ClusterError):
+    """A process of a run did not answer in time."""
 
 
 class SaveError(MilesDmdError, RuntimeError):

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 WHOLE = 64 << 20
 """Bytes of a file whose digest is not worth remembering."""
+_TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}\.tmp")
 SETTLED = 10.0
 """Seconds after which a file's time of change tells a later change apart, on any file system."""
 
@@ -22,13 +24,30 @@ def atomic_write_bytes(path: str | Path, data: bytes) -> None:
     """``path`` holds ``data``, or what it held before: never a part. Missing folders are made. Raises OSError."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_beside(path)
     try:
         write_synced(temporary, data)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     fsync_path(path.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Where what becomes ``path`` is written; no other process takes the same name."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+def remove_temporaries(folder: Path, older_than: float = 0.0) -> None:
+    """What killed processes left of files and folders that they were writing into ``folder``. Others may write to a
+    shared folder at this moment: there only what has not changed for ``older_than`` seconds goes."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if _TEMPORARY.fullmatch(path.name) and time.time() - path.lstat().st_mtime >= older_than:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:

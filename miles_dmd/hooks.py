@@ -13,6 +13,7 @@ from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.reports import SampleStatistics
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.files import atomic_write_text
+from miles_dmd.observe.best_effort import BestEffort
 from miles_dmd.observe.pictures import sample_grid
 from miles_dmd.plan import TrainerCounters
 
@@ -39,6 +40,7 @@ class SampleGrids:
         self.args, self.directory, self.teacher, self.report = args, directory, teacher, report
         self.texts = texts[: args.sample_prompts]
         self._drawn: int | None = None
+        self._files = BestEffort("a grid of samples", each=True)
         self._reference: dict[str, float] = {}
         about = [self.texts, dict(teacher), SEEDS_PER_PROMPT]
         self._of = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
@@ -80,13 +82,9 @@ class SampleGrids:
             self._grid(f"step_{step:06d}.png", images, f"{who} after {step} updates, {steps} steps")
 
     def _grid(self, name: str, images: Any, title: str) -> None:
-        sample_grid(
-            images,
-            self.directory / name,
-            labels=[text if column == 0 else "" for text in self.texts for column in range(SEEDS_PER_PROMPT)],
-            columns=SEEDS_PER_PROMPT,
-            title=title,
-        )
+        labels = [text if column == 0 else "" for text in self.texts for column in range(SEEDS_PER_PROMPT)]
+        place = self.directory / name
+        self._files(lambda: sample_grid(images, place, labels=labels, columns=SEEDS_PER_PROMPT, title=title))
 
     def _tell(self, told: SampleStatistics) -> None:
         if not self._reference:
@@ -99,8 +97,8 @@ class SampleGrids:
         """What later grids are compared with; the file is for readers."""
         self._reference = dict(reference)
         if reference:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            atomic_write_text(self.directory / "reference.json", json.dumps(self._reference) + "\n")
+            text = json.dumps(self._reference) + "\n"
+            self._files(lambda: atomic_write_text(self.directory / "reference.json", text))
 
     def state_dict(self) -> dict[str, Any]:
         return {"of": self._of, "reference": self._reference}

@@ -14,8 +14,10 @@ from miles_dmd.config.alarms import alarm_thresholds
 from miles_dmd.config.args import Args
 from miles_dmd.config.metric_names import span_names
 from miles_dmd.contracts.loss import LossType
+from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.observe.alarms import Alarms
+from miles_dmd.observe.best_effort import BestEffort
 from miles_dmd.observe.metrics import flatten, read_metrics
 from miles_dmd.observe.pictures import GRID_PANELS, curves
 from miles_dmd.observe.progress import Progress
@@ -44,9 +46,13 @@ class Journal:
             tensorboard=args.tensorboard,
             wandb_project=args.wandb_project,
             config=dataclasses.asdict(args),
+            done=done,
         )
         headline = self.loss_type.headline or tuple(f"{group}/loss" for group in plan.groups)
         self.progress = Progress(total=cycles, done=done, shown=headline)
+        self._bar = BestEffort("the progress bar")
+        self.told = done
+        """Cycles of which there is a row."""
         self.group_of_phase = {
             phase.kind: plan.group_of(phase.trainable_roles[0]) for phase in plan.update_schedule.phases
         }
@@ -60,14 +66,15 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.progress.__exit__(kind, error, tb)
+        self._bar(lambda: self.progress.__exit__(kind, error, tb))
+        BestEffort("trace.json")(lambda: self.spans.write(self.directory / "trace.json"))
         try:
             self.trackers.close()
-            self.spans.write(self.directory / "trace.json")
         except OSError as full:
+            lost = f"{self.trackers.rows.path} lacks rows that could not be written ({full.strerror})"
             if error is None:
-                raise
-            logger.warning("%s has no trace.json (%s)", self.directory, full.strerror)  # why the run failed comes first
+                raise SaveError(f"{lost}; the student and the last checkpoint are whole") from full
+            logger.warning("%s", lost)  # why the run failed comes first
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Numbers that the next row holds beside those of its phases."""
@@ -88,37 +95,36 @@ class Journal:
         self._noted = {}
         row |= self.alarms.check(row)
         self.trackers.write(row)
-        self.progress.advance(row)
+        self.told = counters.completed_cycles
+        self._bar(lambda: self.progress.advance(row))
         return row
+
+    def sync(self) -> None:
+        """Every row is on the disk. Raises OSError."""
+        self.trackers.rows.sync()
 
     def finish(self, executor: GroupExecutor, controller: DistillationTrainerController) -> None:
         """Curves, summary.json, and what the console shows last."""
-        counters = controller.counters
-        self.progress.__exit__(None, None, None)
+        self._bar(lambda: self.progress.__exit__(None, None, None))
         rows = read_metrics(self.directory / "metrics.jsonl")
-        if rows:
-            curves(
-                rows,
-                self.directory / "curves.png",
-                [*self.loss_type.panels, *GRID_PANELS],
-                title=f"{self.args.loss_type}, {counters.global_step} student steps",
-            )
         totals = self.spans.totals()
         peaks = executor.peak_memory()
-        write_summary(
-            self.directory / "summary.json",
-            {
-                "version": VERSION,
-                "plan": {"name": self.plan.name, "fingerprint": self.plan.fingerprint},
-                "counters": dataclasses.asdict(counters),
-                "skipped_cycles": controller.skipped_cycles,
-                "policy_version": executor.policy_version,
-                "seconds": totals,
-                "peak_memory_bytes": peaks,
-                "alarms": sorted(self.alarms.ringing),
-                "last_cycle": rows[-1] if rows else {},
-            },
-        )
+        if rows:
+            title = f"{self.args.loss_type}, {controller.counters.global_step} student steps"
+            panels = [*self.loss_type.panels, *GRID_PANELS]
+            BestEffort("curves.png")(lambda: curves(rows, self.directory / "curves.png", panels, title=title))
+        summary = {
+            "version": VERSION,
+            "plan": {"name": self.plan.name, "fingerprint": self.plan.fingerprint},
+            "counters": dataclasses.asdict(controller.counters),
+            "skipped_cycles": controller.skipped_cycles,
+            "policy_version": executor.policy_version,
+            "seconds": totals,
+            "peak_memory_bytes": peaks,
+            "alarms": sorted(self.alarms.ringing),
+            "last_cycle": rows[-1] if rows else {},
+        }
+        BestEffort("summary.json")(lambda: write_summary(self.directory / "summary.json", summary))
         table("Time by phase", ("phase", "seconds", "share"), time_rows(totals))
         table("Peak memory", ("group", "peak"), memory_rows(peaks))
         pictures = [self.directory / name for name in ("samples", "curves.png") if (self.directory / name).exists()]

@@ -15,7 +15,7 @@ from typing import Any
 
 from miles_dmd import registry
 from miles_dmd.batches import RolloutBatches
-from miles_dmd.checkpoint.store import run_directory
+from miles_dmd.checkpoint.store import checkpoint_before, run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
 from miles_dmd.config.cli import PROGRAM, HelpShown, parse_flags
@@ -24,12 +24,14 @@ from miles_dmd.config.resume import Resume, open_resume
 from miles_dmd.config.runs import clear, own_directory
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.errors import ConfigError
+from miles_dmd.errors import CheckpointError, ConfigError, FormatError, Unanswered
 from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.failure import last_checkpoint, tell
 from miles_dmd.generators import seed_globals
 from miles_dmd.hooks import SampleGrids
 from miles_dmd.journal import Journal
+from miles_dmd.observe.best_effort import BestEffort
+from miles_dmd.observe.console import lasting_console
 from miles_dmd.observe.log import setup_logging
 from miles_dmd.plan import (
     BatchProvider,
@@ -85,10 +87,14 @@ class DistillationTrainer:
         self.resume: Resume | None = None
         self.began = False
         """Whether groups are up, and the directory holds this run and no older one."""
+        self._unloadable = False
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """What can be gone on from: the newest of this run, or else the one that it was started from."""
+        """What can be gone on from: the newest of this run, or else the one that it was started from; where that is
+        the one that did not load, the one before it."""
+        if self._unloadable and self.resume is not None:
+            return checkpoint_before(self.resume.directory)
         own = last_checkpoint(self.directory) if self.began and self.directory is not None else None
         return own or (self.resume.directory if self.resume is not None else None)
 
@@ -108,6 +114,7 @@ class DistillationTrainer:
             )
         return self.controller_instance
 
+    @lasting_console()
     def fit(self, num_cycles: int | None = None) -> DistillationTrainerController:
         """Train: ``num_cycles`` more cycles (warm-up cycles count), or from args until --num-rollout student steps."""
         if self.injected or self.args is None:
@@ -158,20 +165,28 @@ class DistillationTrainer:
                 best.committed(row, executor)
                 saver.committed(counters)  # last: a checkpoint vouches for all that this cycle left
 
+            def rescue(error: BaseException, counters: TrainerCounters, metrics: Mapping[str, Any]) -> bool:
+                if isinstance(error, Unanswered):
+                    return False
+                if journal.told < counters.completed_cycles:  # a hook failed, before the row was told
+                    row = journal.committed(counters, metrics)
+                    BestEffort("the best student")(lambda: best.committed(row, executor))
+                return saver.rescue(counters)
+
             controller = self.build_controller(
-                observer=committed, max_consecutive_skipped_cycles=args.max_consecutive_skipped_cycles
+                observer=committed, rescue=rescue, max_consecutive_skipped_cycles=args.max_consecutive_skipped_cycles
             )
-            own = {"alarms": journal.alarms, "grids": grids, "best": best, "skips": controller.skips}
+            own = {"alarms": journal.alarms, "grids": grids, "best": best, "skips": controller.skips, "draws": batches}
             parts: dict[str, Any] = {"executor": executor, "batches": batches, "prompts": prompts}
             parts["observers"] = {**own, **remembering(extra)}
-            self.saver = saver = CheckpointSaver(args, directory, resume=resume, **parts)
+            self.saver = saver = CheckpointSaver(args, directory, resume=resume, sync_rows=journal.sync, **parts)
             if resume is None:
                 grids.draw_teacher(executor)
                 grids.draw(0, executor)
             else:
                 counters = resume.manifest.counters
                 print(f"Going on from {resume.directory}, after {counters['global_step']} student steps", flush=True)
-                restore(resume, controller=controller, **parts)
+                self._restore(resume, controller=controller, **parts)
                 grids.draw_teacher(executor)
                 restore_random(resume, executor)
             with self.stop.finishing_cycles() if args.save_interval else contextlib.nullcontext():
@@ -182,6 +197,13 @@ class DistillationTrainer:
             export_student(args, self.loss_type, executor, directory / STUDENT)
             journal.finish(executor, controller)
         return controller
+
+    def _restore(self, resume: Resume, **parts: Any) -> None:
+        try:
+            restore(resume, **parts)
+        except (CheckpointError, FormatError):
+            self._unloadable = True
+            raise
 
     def _play(
         self, args: Args, controller: DistillationTrainerController, journal: Journal, num_cycles: int | None
@@ -222,6 +244,7 @@ def started_run(args: Args, loss_type: LossType, plan: DistillationPlan) -> Iter
         yield started, prompts
 
 
+@lasting_console()
 def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """The command line. 0: done; 1: the run failed; 2: it was asked for what cannot be, and nothing was written;
     129, 130 and 143: it was told to stop, by SIGHUP, SIGINT or SIGTERM."""

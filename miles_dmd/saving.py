@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import logging
 import platform
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from miles_dmd.batches import RolloutBatches
-from miles_dmd.checkpoint.manifest import FileEntry, Manifest, entry_of, with_entries, write_manifest
+from miles_dmd.checkpoint.manifest import FileEntry, Manifest, entry_of, with_entries, write_json, write_manifest
 from miles_dmd.checkpoint.records import DRIVER_STATE, FORMAT, restore_generators
 from miles_dmd.checkpoint.store import FOLDER, CheckpointStore, name_of
 from miles_dmd.config.args import Args
@@ -27,7 +26,6 @@ from miles_dmd.config.changes import recorded_arguments
 from miles_dmd.config.resume import Resume
 from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.files import fsync_path, write_synced
 from miles_dmd.generators import random_state
 from miles_dmd.plan import DistillationTrainerController, TrainerCounters
 from miles_dmd.plan.frozen import plain
@@ -61,16 +59,19 @@ class CheckpointSaver:
         prompts: PromptSource,
         observers: Mapping[str, Observer],
         resume: Resume | None = None,
+        sync_rows: Callable[[], None] = lambda: None,
     ) -> None:
+        """``sync_rows`` puts the rows of metrics of all committed cycles on the disk, or raises OSError."""
         self.args, self.executor, self.batches, self.prompts = args, executor, batches, prompts
         self.observers = observers
         directory = directory.resolve()  # workers may have another current directory
-        self.metrics = directory / "metrics.jsonl"
+        self.sync_rows = sync_rows
         self.store = CheckpointStore(directory / FOLDER, args.keep_checkpoints, warn=logger.warning)
         continued = resume is not None and resume.directory.parent == self.store.directory
         self.run = resume.manifest.run if resume is not None and continued else secrets.token_hex(8)
         self.parent = _parent(resume, continued)
         self.last: Path | None = resume.directory if resume is not None else None
+        self._tried = self.last
         # what the trainers started from, not what may lie there when a checkpoint is written
         self._arguments = recorded_arguments(args)
 
@@ -90,15 +91,28 @@ class CheckpointSaver:
 
         Raises SaveError; with --on-save-failure continue it returns None instead.
         """
-        target = self.store.directory / name_of(counters.completed_cycles)
-        if self.last == target or counters.completed_cycles == 0:
+        if self.last == self._target(counters) or counters.completed_cycles == 0:
             return self.last
         try:
-            with self.executor.spans.span("save", group="driver"):
-                self._write(counters)
+            return self._publish(counters)
         except (SaveError, OSError) as error:
             self._failed(counters, error)
             return None
+
+    def rescue(self, counters: TrainerCounters) -> bool:
+        """Save the last committed cycle of a run that is about to end by something else than its weights; whether it
+        is saved. Raises SaveError, OSError, or what the groups raise."""
+        if self.args.save_interval and self._tried != self._target(counters):
+            self._publish(counters)
+        return self.last == self._target(counters)
+
+    def _target(self, counters: TrainerCounters) -> Path:
+        return self.store.directory / name_of(counters.completed_cycles)
+
+    def _publish(self, counters: TrainerCounters) -> Path:
+        self._tried = target = self._target(counters)
+        with self.executor.spans.span("save", group="driver"):
+            self._write(counters)
         self.last = target
         return target
 
@@ -111,16 +125,15 @@ class CheckpointSaver:
         logger.warning("%s; the run goes on", message)
 
     def _write(self, counters: TrainerCounters) -> None:
+        self.sync_rows()  # a checkpoint vouches for the numbers of its cycles
         with self.store.writing(counters.completed_cycles) as staging:
             written = self.executor.save(staging, self.batches.pending())
             _require_visible(staging, written)
             documents = {f"{name}/args.json": self._arguments[name] for name in self.executor.group_sizes}
             documents |= {"driver.json": self._driver(counters), DRIVER_STATE: random_state()}
             for path, content in documents.items():
-                write_synced(staging / path, json.dumps(content, indent=1, allow_nan=False).encode())
+                write_json(staging / path, content)
                 written.append(entry_of(staging / path, staging))
-            if self.metrics.exists():
-                fsync_path(self.metrics)
             write_manifest(staging, with_entries(self._manifest(counters), written))
 
     def _driver(self, counters: TrainerCounters) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from miles_dmd.config.resume import Resume
 from miles_dmd.config.runs import continues
 from miles_dmd.contracts.distillation import Distillation, read_distillation
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.errors import FormatError
+from miles_dmd.errors import FormatError, SaveError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.files import atomic_write_text, recover_directory, replace_directory
 from miles_dmd.sampling.grid import sigma_grid
@@ -96,15 +96,33 @@ class KeepBest:
         return bool(value < self._best["value"] if self.way == "min" else value > self._best["value"])
 
     def _keep(self, best: dict[str, Any], executor: GroupExecutor) -> None:
-        self._replace(best, lambda new: export_student(self.args, self.loss_type, executor, new))
-        self._best = best
+        if self._replaced(best, lambda new: export_student(self.args, self.loss_type, executor, new)):
+            self._best = best
 
-    def _replace(self, best: Mapping[str, Any], write: Callable[[Path], object]) -> None:
-        """The new one is whole before the old one goes."""
+    def _replaced(self, best: Mapping[str, Any], write: Callable[[Path], object]) -> bool:
+        """The new one is whole before the old one goes. On a full disk the old one stays, and what was written of the
+        new one goes: a later one that is better is tried again. Raises SaveError with --on-save-failure stop."""
         shutil.rmtree(self._new, ignore_errors=True)
-        write(self._new)
-        atomic_write_text(self._new / BEST, json.dumps(best) + "\n")
-        replace_directory(self._new, self.directory)
+        try:
+            write(self._new)
+            atomic_write_text(self._new / BEST, json.dumps(best) + "\n")
+            replace_directory(self._new, self.directory)
+        except (SaveError, OSError) as error:
+            self._failed(best, error)
+            return False
+        return True
+
+    def _failed(self, best: Mapping[str, Any], error: SaveError | OSError) -> None:
+        for left in (self._new, self._new.with_name(f"{self._new.name}.partial")):
+            shutil.rmtree(left, ignore_errors=True)
+        reason = (error.strerror or "not all files could be copied") if isinstance(error, OSError) else str(error)
+        kept = f"that of step {self._best['global_step']} stays" if self._best else "there is none before it"
+        message = (
+            f"the best student, of step {best['global_step']}, could not be written to {self.directory} ({reason})"
+        )
+        if self.args.on_save_failure == "stop":
+            raise SaveError(f"{message}; make room, or go on without by --on-save-failure continue") from error
+        logger.warning("%s; %s, and the run goes on", message, kept)
 
     def state_dict(self) -> dict[str, Any]:
         # a number that is not finite spoils the mean of its interval, and JSON has none
@@ -124,8 +142,8 @@ class KeepBest:
         """The best student of the run so far is elsewhere, or has made way for a later one that is not of this run."""
         if self.earlier is not None and read_best(self.earlier) == self._best:
             earlier = self.earlier
-            self._replace(self._best, lambda new: shutil.copytree(earlier, new, symlinks=True))
-            return
+            if self._replaced(self._best, lambda new: shutil.copytree(earlier, new, symlinks=True)):
+                return
         logger.warning(
             "%s: the best student so far (%s %.6g after step %d) is not kept any more; the next has to beat it",
             self.directory, self.metric, self._best["value"], self._best["global_step"],

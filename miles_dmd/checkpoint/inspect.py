@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from miles_dmd.checkpoint.manifest import Manifest, check_presence, check_sums, read_manifest
 from miles_dmd.checkpoint.store import find_checkpoint, whole_checkpoints
+from miles_dmd.shown import printable
 
 
 def inspect(directory: str, *, verify: bool = False) -> str:
@@ -22,7 +23,8 @@ def inspect(directory: str, *, verify: bool = False) -> str:
     others = [other.name for other in whole_checkpoints(path.parent) if other != path]
     lines += [f"beside it: {', '.join(others)}"] if others else []
     state = "every file has its checksum" if verify else "every file has its size; --verify computes the checksums"
-    return "\n".join([*lines, f"whole: {state}"])
+    # what a manifest holds may be anybody's: a terminal must show it, and not obey it
+    return "\n".join(printable(line, longest=10_000) for line in [*lines, f"whole: {state}"])
 
 
 def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -16,14 +16,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from miles_dmd.checkpoint.shape import NATURAL, POSITIVE, TEXT, Each, Named, require_shape
-from miles_dmd.errors import CheckpointError, FormatError
+from miles_dmd.errors import CheckpointError, ConfigError, FormatError, SaveError
 from miles_dmd.files import write_synced
+from miles_dmd.inputs import MIB, exists, parse_json, read_bytes
 
 FORMAT = 1
 KIND = "miles_dmd.checkpoint"
 NAME = "manifest.json"
 HASHING_THREADS = 4
 _BLOCK = 1 << 20
+LARGEST = 64 * MIB
+"""Of a record: a million cycles of what alarms remember fit."""
 COUNTERS = {"global_step": NATURAL, "optimizer_steps": Named(NATURAL), "completed_cycles": NATURAL}
 SHAPE = {
     "run": TEXT,
@@ -88,8 +91,7 @@ def entry_of(path: Path, root: Path) -> FileEntry:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Raises OSError."""
     content = {"kind": KIND, "format": FORMAT, **dataclasses.asdict(manifest)}
-    text = json.dumps({**content, "sha256": _digest(content)}, indent=1, allow_nan=False)
-    write_synced(directory / NAME, text.encode())
+    write_json(directory / NAME, {**content, "sha256": _digest(content)})
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -148,14 +150,28 @@ def with_entries(manifest: Manifest, entries: Iterable[FileEntry]) -> Manifest:
     return dataclasses.replace(manifest, files=tuple(sorted(entries, key=lambda entry: entry.path)))
 
 
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a record that ``read_json`` takes back. Raises OSError, SaveError."""
+    data = json.dumps(content, indent=1, allow_nan=False).encode()
+    try:
+        if len(data) > LARGEST:
+            raise ValueError(f"has more than {LARGEST // MIB} MiB")
+        parse_json(data)
+    except ValueError as error:  # what a hook of the user's remembers, say
+        raise SaveError(f"{path.name} could not be read again: {error}") from error
+    write_synced(path, data)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}: it is no whole checkpoint") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+        content = read_bytes(path, LARGEST) if exists(path) else None
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+    if content is None:
+        raise CheckpointError(f"{path.parent} has no {path.name}: it is no whole checkpoint")
+    try:
+        value = parse_json(content)
+    except ValueError as error:  # UnicodeDecodeError is one
         raise CheckpointError(f"{path} is damaged: it is no JSON ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is damaged: it holds no JSON object")
@@ -166,8 +182,12 @@ def _parsed(content: Mapping[str, Any], path: Path) -> Manifest:
     values = {name: value for name, value in content.items() if name not in ("kind", "format")}
     require_shape(values, SHAPE, path)
     files = tuple(FileEntry(**row) for row in values.pop("files"))
+    seen: set[str] = set()
     for entry in files:
         _require_inside(entry.path, path)
+        if entry.path in seen:
+            raise CheckpointError(f"{path} lists {entry.path!r} twice; it is not read")
+        seen.add(entry.path)
     for group in values["groups"]:
         if not all(map(str.isidentifier, group.split("."))):  # it becomes the name of a folder
             raise CheckpointError(f"{path} names a group {group!r}, which is no name of one; it is not read")

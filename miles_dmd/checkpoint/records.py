@@ -47,6 +47,7 @@ OBSERVERS = {
         "best": Maybe({"metric": TEXT, "value": NUMBER, "global_step": POSITIVE}),
     },
     "skips": {"total": NATURAL, "in_a_row": NATURAL},
+    "draws": {"size": POSITIVE, "since": NATURAL, "batches": NATURAL},
 }
 """Those that remember something from cycle to cycle; hooks of the user's own come on top."""
 DRIVER = {
@@ -62,7 +63,7 @@ DRIVER = {
 }
 TRAINED_ROLE = {
     "parameters": Each(TEXT),
-    "optimizer_steps": Named(NATURAL),
+    "optimizer_steps": Named(POSITIVE),
     "scheduler_steps": NATURAL,
     "average_steps": NATURAL_OR_NULL,
 }

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from miles_dmd.checkpoint import manifest
 from miles_dmd.errors import CheckpointError
-from miles_dmd.files import atomic_write_text, fsync_path
+from miles_dmd.files import atomic_write_text, fsync_path, remove_temporaries, temporary_beside
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +25,6 @@ POINTER = "latest"
 LATEST = "latest"
 """What --load says for the newest checkpoint of --save."""
 _NAME = re.compile(r"cycle_(\d{6,})")
-_STAGED = re.compile(r"\.cycle_\d{6,}\.\d+\.[0-9a-f]+\.tmp")
 
 
 class CheckpointStore:
@@ -48,8 +45,8 @@ class CheckpointStore:
         if target.exists():
             raise FileExistsError(f"{target} exists, and a checkpoint is never overwritten")
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        staging = self._beside(target)
+        remove_temporaries(self.directory)  # what a killed process left
+        staging = temporary_beside(target)
         staging.mkdir()
         try:
             yield staging
@@ -78,18 +75,9 @@ class CheckpointStore:
 
     def _prune(self) -> None:
         for path in self.whole()[: -self.keep] if self.keep else ():
-            trash = self._beside(path)
+            trash = temporary_beside(path)
             path.rename(trash)  # at once, so that nobody finds a half of it
             shutil.rmtree(trash)
-
-    def _sweep(self) -> None:
-        """What a killed process left."""
-        for path in self.directory.iterdir():
-            if _STAGED.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
-
-    def _beside(self, target: Path) -> Path:
-        return target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 def name_of(cycle: int) -> str:
@@ -110,6 +98,14 @@ def whole_checkpoints(directory: Path) -> list[Path]:
     found = ((match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name)))
     numbered = [(int(match[1]), path) for match, path in found if (path / manifest.NAME).is_file()]
     return [path for _, path in sorted(numbered)]
+
+
+def checkpoint_before(checkpoint: Path) -> Path | None:
+    """The newest whole one beside ``checkpoint`` that is older; None where there is none."""
+    if not _NAME.fullmatch(checkpoint.name):  # it has been carried elsewhere
+        return None
+    older = [path for path in whole_checkpoints(checkpoint.parent) if cycle_of(path) < cycle_of(checkpoint)]
+    return older[-1] if older else None
 
 
 def find_checkpoint(load: str, save: str | None) -> Path:

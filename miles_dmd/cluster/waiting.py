@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 
-from miles_dmd.errors import ClusterError, MilesDmdError
+from miles_dmd.errors import ClusterError, MilesDmdError, Unanswered
 
 TICK = 2.0
 """Seconds between two looks at Ray itself."""
@@ -44,7 +44,7 @@ class Supervisor:
                 calls, doing, timeout=self.timeout, sentinels=self.sentinels, heard=self._heard, died=self.died
             )
         except NoAnswer as error:
-            raise ClusterError(f"{error}; --remote-timeout {self.timeout:g} is the limit") from self._stacks(error.late)
+            raise Unanswered(f"{error}; --remote-timeout {self.timeout:g} is the limit") from self._stacks(error.late)
         except MilesDmdError:
             self._hear_the_last()
             raise

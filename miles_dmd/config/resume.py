@@ -20,12 +20,14 @@ from miles_dmd.checkpoint.store import cycle_of, find_checkpoint, whole_checkpoi
 from miles_dmd.config.alarms import alarm_thresholds
 from miles_dmd.config.args import Args
 from miles_dmd.config.changes import ABSENT, Change, changes, refuse_changes
+from miles_dmd.config.coherence import check_coherence
 from miles_dmd.config.runs import continues
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.errors import CheckpointError, ConfigError, FormatError
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.plan.frozen import plain
 from miles_dmd.prompts import PromptSource
+from miles_dmd.shown import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Resume:
 
     def __str__(self) -> str:
         allowed = "".join(f"\n  allowed: {change}" for change in self.allowed)
-        return f"Checkpoint {self.directory} would load: cycle {self.manifest.cycle}, run {self.manifest.run}{allowed}"
+        said = f"Checkpoint {self.directory} would load: cycle {self.manifest.cycle}, run {self.manifest.run}{allowed}"
+        return "\n".join(map(printable, said.split("\n")))
 
     def verify(self) -> None:
         """Checksums of all files. Raises CheckpointError."""
@@ -64,17 +67,17 @@ def open_resume(args: Args) -> Resume | None:
 
 def _check(args: Args, resume: Resume) -> list[Change]:
     _check_one_run(resume)
-    plan = registry.load("losses", args.loss_type).plan(args)
+    plan, manifest = registry.load("losses", args.loss_type).plan(args), resume.manifest
     _check_plan(plan, args, resume)
     _check_counters(plan, args, resume)
-    recorded = {name: read_arguments(resume.directory, name) for name in resume.manifest.groups}
+    recorded = {name: read_arguments(resume.directory, name) for name in manifest.groups}
     allowed = refuse_changes(changes(recorded, args), args.allow_changed)
     try:
         PromptSource(args.prompt_data or "", args.seed).load_state_dict(resume.driver["prompts"])
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
     _check_pending(args, resume)
-    _check_alarms(args, resume)
+    check_coherence(plan, resume.directory, manifest, resume.driver, recorded, alarm_thresholds(args))
     _check_disk(args, resume)
     return allowed
 
@@ -157,12 +160,6 @@ def _check_pending(args: Args, resume: Resume) -> None:
                 f"holds sampled batches of {row['samples']}, which do not divide by {ranks}, the common multiple of "
                 "--num-trainer-ranks; give ranks that do"
             )
-
-
-def _check_alarms(args: Args, resume: Resume) -> None:
-    recorded = set(resume.driver["observers"]["alarms"]["series"])
-    if apart := sorted(recorded ^ {alarm.series for alarm in alarm_thresholds(args) if alarm.series}):
-        raise CheckpointError(f"driver.json records other metrics for alarms than this run follows: {apart[0]}")
 
 
 def _check_disk(args: Args, resume: Resume) -> None:

@@ -12,14 +12,16 @@ from pathlib import Path
 from miles_dmd.checkpoint.store import find_checkpoint, run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
+from miles_dmd.files import digests, remove_temporaries
 from miles_dmd.observe.metrics import KIND
 
 logger = logging.getLogger(__name__)
 
 FAILURE_LOG = "failure.log"
+A_DAY = 24 * 3600.0
 ENTRIES = (
     "student", "student.partial", "student.old", "student_best", "student_best.new", "student_best.new.partial",
-    "student_best.old", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard",
+    "student_best.old", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard", "wandb",
     "checkpoints", FAILURE_LOG,
 )  # fmt: skip
 """What a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
@@ -89,9 +91,14 @@ def own_directory(args: Args) -> Iterator[Path]:
 
 
 def clear(args: Args, directory: Path) -> None:
-    """Remove an older run from ``directory``, which is this run's; not the one that --load goes on from."""
+    """Remove an older run from ``directory``, which is this run's; not the one that --load goes on from. Also what
+    processes that were killed while they wrote a file have left, there and in the cache."""
     for name in () if continues(args) else ENTRIES:
         _remove(directory / name)
+    for folder in (directory, directory / "samples"):
+        remove_temporaries(folder)
+    for folder in (Path(args.cache_dir).expanduser(), digests(args.cache_dir)):
+        remove_temporaries(folder, older_than=A_DAY)
 
 
 @contextlib.contextmanager

@@ -4,8 +4,12 @@ import logging
 import sys
 from typing import Any, TextIO
 
+from miles_dmd.shown import printable
+
 LEVELS = ("debug", "info", "warning", "error")
 OURS = "miles_dmd"
+LONGEST = 100_000
+"""Of a message: what is longer is cut in its middle."""
 
 
 def setup_logging(level: str = "info") -> None:
@@ -28,10 +32,11 @@ def setup_logging(level: str = "info") -> None:
 
 
 class OneLine(logging.Formatter):
-    """A message of several lines becomes one; a traceback keeps its own."""
+    """A message of several lines becomes one, without what a terminal would obey; a traceback keeps its own."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = " | ".join(line.strip() for line in record.message.splitlines() if line.strip())
+        lines = [line.strip() for line in record.message.splitlines() if line.strip()]
+        record.message = printable(" | ".join(lines), longest=LONGEST)
         return super().formatMessage(record)
 
 

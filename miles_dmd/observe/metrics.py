@@ -30,8 +30,12 @@ logger = logging.getLogger(__name__)
 class MetricsWriter:
     """Appends rows to a metrics file; each is handed to the system at once, so kill -9 costs at most a torn last line.
 
-    A file that is there is continued: its torn last line is cut off first, and a row of an earlier cycle (a run resumed
-    from a checkpoint) takes the place of what was written after it. Raises FormatError for a file of another kind.
+    A file that is there is continued: its torn last line is cut off first, and the first row that repeats a cycle (of a
+    run that goes on from a checkpoint) takes the place of that cycle's and all later ones, in one step. Raises
+    FormatError for a file of another kind.
+
+    The rows are data, and a full disk loses none: what cannot be written waits, with one warning, and is written with
+    the next row or by ``sync``.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -40,9 +44,11 @@ class MetricsWriter:
         if self.path.exists():
             _cut_torn_line(self.path)
         fresh = not self.path.exists() or self.path.stat().st_size == 0
-        if not fresh:
-            read_metrics(self.path)
+        rows = [] if fresh else read_metrics(self.path)
+        self._last = rows[-1]["cycle"] if rows else 0
         self._file = self.path.open("ab", buffering=0)
+        self._waiting = bytearray()
+        self._late = False
         if fresh:
             self._append({"format": FORMAT, "kind": KIND})
 
@@ -50,15 +56,48 @@ class MetricsWriter:
         """``row`` needs a whole number ``cycle``; its values are numbers. Raises ValueError for a row without one."""
         if type(row.get("cycle")) is not int:
             raise ValueError(f"a row of metrics needs its cycle, a whole number; got {row.get('cycle')!r}")
+        if row["cycle"] <= self._last:
+            self._drop_from(int(row["cycle"]))
+        self._last = row["cycle"]
         self._append({name: _as_json(value) for name, value in row.items()})
 
+    def sync(self) -> None:
+        """All rows are on the disk. Raises OSError where they cannot be."""
+        self._flush()
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
-        if not self._file.closed:
-            os.fsync(self._file.fileno())
+        """Raises OSError where rows are lost: that of a disk which is still full."""
+        if self._file.closed:
+            return
+        try:
+            self.sync()
+        finally:
             self._file.close()
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self._waiting += json.dumps(record, allow_nan=False).encode() + b"\n"
+        try:
+            self._flush()
+        except OSError as full:
+            if not self._late:
+                logger.warning("%s: rows wait in memory until they can be written (%s)", self.path, full.strerror)
+            self._late = True
+
+    def _flush(self) -> None:
+        while self._waiting:
+            # a disk that is nearly full takes a part; the rest follows it, so no row is torn in the end
+            del self._waiting[: self._file.write(self._waiting)]
+        self._late = False
+
+    def _drop_from(self, cycle: int) -> None:
+        """One call of the system, which needs no room: a process that dies before it leaves the rows as they were."""
+        end = 0
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            if json.loads(line).get("cycle", 0) >= cycle:
+                break
+            end += len(line)
+        os.truncate(self.path, end)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:

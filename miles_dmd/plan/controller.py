@@ -6,6 +6,7 @@ Knows no tensor, no Ray, no model, no recipe.
        (student once, then K times the fake score; in the warm-up the fake score only)
     all phases done --> counters and metrics committed --> hooks, with copies --> observer
     anything raised --> counters and metrics of the last whole cycle, and a terminal driver
+       (by a hook or the observer --> rescue, which may save the cycle that was committed)
 """
 
 from __future__ import annotations
@@ -46,9 +47,12 @@ class DistillationTrainerController:
 
     ``batch_provider`` and ``executor`` may come in either order, and are told apart by their methods. ``hooks`` is one
     object or several, called in their order after committed student steps; ``observer`` hears of every committed
-    cycle, warm-up included. ``max_consecutive_skipped_cycles``: so many cycles in a row may be given up because a
-    phase skipped its step on all ranks; such a cycle is not committed (``skips`` counts them). Uncommitted is not
-    undone: a fake score that stepped in such a cycle stays stepped.
+    cycle, warm-up included. Where one of them raises, the cycle is whole all the same: ``rescue`` hears of the error
+    and that cycle, and may save it (True). Then it stays committed.
+
+    ``max_consecutive_skipped_cycles``: so many cycles in a row may be given up because a phase skipped its step on all
+    ranks; such a cycle is not committed (``skips`` counts them). Uncommitted is not undone: a fake score that stepped
+    in such a cycle stays stepped.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class DistillationTrainerController:
         counters: TrainerCounters | None = None,
         *,
         observer: Callable[[TrainerCounters, Mapping[str, Any]], None] | None = None,
+        rescue: Callable[[BaseException, TrainerCounters, Mapping[str, Any]], bool] | None = None,
         max_consecutive_skipped_cycles: int = 0,
     ) -> None:
         if hasattr(batch_provider, "execute_phase") and hasattr(executor, "next"):
@@ -69,7 +74,7 @@ class DistillationTrainerController:
         self.executor: DistillationPhaseExecutor = _part("executor", executor, "execute_phase")
         hooks = () if hooks is None else hooks if isinstance(hooks, Sequence) else (hooks,)
         self.hooks = tuple(_part("a hook", hook, "after_completed_step") for hook in hooks)
-        self.observer = observer
+        self.observer, self.rescue = observer, rescue
         self.skips = Skips(max_consecutive_skipped_cycles)
         self._failure = ""
         self._counters = self._checked(TrainerCounters() if counters is None else counters)
@@ -119,8 +124,8 @@ class DistillationTrainerController:
             if self._play(cycle):
                 self._notify(cycle)
         except BaseException as error:  # an interrupt, too, leaves a half-played cycle behind
-            committed, (self._counters, self._metrics) = self._counters, before
-            self._fail(error, committed)
+            committed = self._counters.completed_cycles > before[0].completed_cycles
+            self._fail(error, in_hook=committed, saved=committed and self._rescued(error), before=before)
             raise
         return cycle
 
@@ -149,11 +154,26 @@ class DistillationTrainerController:
         if self.observer is not None:
             self.observer(self.counters, self.phase_metrics)
 
-    def _fail(self, error: BaseException, committed: TrainerCounters) -> None:
+    def _rescued(self, error: BaseException) -> bool:
+        if self.rescue is None:
+            return False
+        try:
+            return self.rescue(error, self.counters, self.phase_metrics)
+        except Exception as second:  # noqa: BLE001 - the first one is why the run ends
+            error.add_note(f"the cycle could not be saved either: {second}")
+            return False
+
+    def _fail(
+        self, error: BaseException, *, in_hook: bool, saved: bool, before: tuple[TrainerCounters, Metrics]
+    ) -> None:
         self._failure = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if committed.completed_cycles > self._counters.completed_cycles:
-            where = f"in a hook or observer of step {committed.global_step}, of which an artefact may exist"
-            error.add_note(f"raised {where}; the counters are back at step {self._counters.global_step}")
+        step = self._counters.global_step
+        if not saved:
+            self._counters, self._metrics = before
+        if in_hook:
+            where = f"in a hook or observer of step {step}, of which an artefact may exist"
+            now = f"back at step {self._counters.global_step}"
+            error.add_note(f"raised {where}; {'the cycle is saved' if saved else f'the counters are {now}'}")
             self._failure += f", {where}"
 
     def _refuse_if_failed(self) -> None:

@@ -67,7 +67,7 @@ def test_signal_while_python_imports_ends_it_in_one_line(tmp_path, program, word
     (tmp_path / "sitecustomize.py").write_text(INTERRUPT.format(module=module, name=name))
     env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
 
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, timeout=60)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, timeout=250)
 
     assert done.returncode == 128 + signal.Signals[name]
     assert done.stderr == f"{program}: stopped by {name}\n"
@@ -79,7 +79,7 @@ def held(faults, flags, begin, tmp_path):
     (faults / "order").write_text("hold student 1")
     run = tmp_path / "run"
     process = begin(flags(*FAULTY, "--local", "--save", str(run)))
-    wait_for(lambda: (faults / "held-actor-0").exists() or process.poll() is not None, 120, "student phase")
+    wait_for(lambda: (faults / "held-actor-0").exists() or process.poll() is not None, 250, "student phase")
     assert process.poll() is None
     yield run
     for path in faults.iterdir():
@@ -96,7 +96,7 @@ def test_second_run_at_the_same_directory_is_refused_at_its_door(held, flags, be
     before = contents(held)
 
     second = begin(flags(*FAULTY, *more, "--save", str(held)))
-    out, error = second.communicate(timeout=60)
+    out, error = second.communicate(timeout=250)
 
     assert second.returncode == 2
     assert error == (

@@ -142,7 +142,8 @@ def export(args, loss_type, executor, directory):
 students.export_student = export
 
 def keeper():
-    return students.KeepBest(SimpleNamespace(keep_best="max:m", sample_interval=1), None, ROOT / "student_best")
+    args = SimpleNamespace(keep_best="max:m", sample_interval=1, on_save_failure="stop")
+    return students.KeepBest(args, None, ROOT / "student_best")
 
 def keep(step):
     keeper()._keep({"metric": "m", "value": step, "global_step": step}, step)

@@ -4,6 +4,7 @@ import contextlib
 import json
 from types import SimpleNamespace
 
+import matplotlib
 import numpy
 import pytest
 
@@ -90,3 +91,34 @@ def test_grids_compare_with_the_first_where_no_teacher_can_be_sampled_also_after
     ]
     references = [(tmp_path / name / "samples" / "reference.json").read_text() for name in "ab"]
     assert references == ['{"spread": 1.0, "limit": 3.0}\n'] * 2
+
+
+def test_grid_that_cannot_be_drawn_is_left_out_with_one_warning_and_the_numbers_are_told(tmp_path, caplog):
+    """A matplotlibrc of the user's asks for LaTeX, which is not there: matplotlib raises when it writes."""
+    args = SimpleNamespace(sample_prompts=1, seed=0, num_inference_steps=4)
+    told = []
+    grids = SampleGrids(args, ["a digit"], tmp_path, TEACHER, told.append)
+
+    with matplotlib.rc_context({"text.usetex": True}), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "")
+        for step in (1, 2):
+            grids.draw(step, Drawing())
+    grids.draw(3, Drawing())
+
+    assert len(told) == 3
+    (said,) = caplog.messages
+    assert said.startswith("a grid of samples is left out, and the run goes on without it: ")
+    assert "latex" in said
+    assert [path.name for path in tmp_path.glob("*.png")] == ["step_000003.png"]
+
+
+def test_grid_and_reference_without_a_folder_are_left_out(tmp_path, caplog):
+    args = SimpleNamespace(sample_prompts=1, seed=0, num_inference_steps=4)
+    (tmp_path / "samples").touch()
+    grids = SampleGrids(args, ["a digit"], tmp_path / "samples", TEACHER)
+
+    grids.draw_teacher(Drawing())
+    grids.draw(0, Drawing())
+
+    assert len(caplog.messages) == 1
+    assert grids.state_dict()["reference"] == {"spread": 2.0, "limit": 5.0}

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from miles_dmd import students
+from miles_dmd.errors import SaveError
 from miles_dmd.students import KeepBest
 
 
@@ -25,8 +26,13 @@ def exported(monkeypatch):
 
 @pytest.fixture
 def keep_best(tmp_path, exported):
-    def make(keep_best, sample_interval=1, num_rollout=100, run=".", earlier=None):
-        args = SimpleNamespace(keep_best=keep_best, sample_interval=sample_interval, num_rollout=num_rollout)
+    def make(keep_best, sample_interval=1, num_rollout=100, run=".", earlier=None, on_save_failure="stop"):
+        args = SimpleNamespace(
+            keep_best=keep_best,
+            sample_interval=sample_interval,
+            num_rollout=num_rollout,
+            on_save_failure=on_save_failure,
+        )
         (tmp_path / run).mkdir(exist_ok=True)
         return KeepBest(args, None, tmp_path / run / "student_best", earlier)
 
@@ -124,3 +130,41 @@ def test_warmup_cycle_and_a_run_without_the_flag_keep_nothing(keep_best, exporte
     play(keep_best(None), [1.0])
 
     assert exported == []
+
+
+@pytest.fixture
+def no_room(tmp_path):
+    """An export of step 2 or 3 cannot be written: what it is renamed to is in the way, and cannot be removed so."""
+
+    def sabotage(step):
+        (tmp_path / "student_best.new").touch() if step in (2, 3) else (tmp_path / "student_best.new").unlink(True)
+
+    return sabotage
+
+
+def test_best_student_that_cannot_be_written_leaves_the_one_before_and_is_tried_again(
+    keep_best, exported, tmp_path, no_room, caplog
+):
+    best = keep_best("max:m", on_save_failure="continue")
+    for step in range(1, 5):
+        no_room(step)
+        play(best, [float(step)], first=step)
+
+    assert exported == [1, 4]
+    assert best.state_dict()["best"]["value"] == 4.0
+    assert (tmp_path / "student_best" / "weights").read_text() == "4"
+    assert len(caplog.messages) == 2
+    assert caplog.messages[0] == (
+        f"the best student, of step 2, could not be written to {tmp_path / 'student_best'} (File exists); that of "
+        "step 1 stays, and the run goes on"
+    )
+
+
+def test_best_student_that_cannot_be_written_ends_a_run_that_was_asked_to_stop(keep_best, exported, no_room):
+    best = keep_best("max:m")
+    play(best, [1.0])
+    no_room(2)
+
+    with pytest.raises(SaveError, match=r"of step 2, could not be .*\(File exists\); make room, or go on without by"):
+        play(best, [2.0], first=2)
+    assert best.state_dict()["best"]["value"] == 1.0

@@ -22,11 +22,25 @@ from miles_dmd.saving import CheckpointSaver
 from miles_dmd.students import KeepBest
 
 
+def safetensors(content, names, **notes):
+    """A file of the format in which every tensor is ``content``."""
+    size = len(content)
+    header = {
+        name: {"dtype": "U8", "shape": [size], "data_offsets": [number * size, (number + 1) * size]}
+        for number, name in enumerate(names)
+    }
+    text = json.dumps({"__metadata__": notes, **header}).encode()
+    return len(text).to_bytes(8, "little") + text + content * len(names)
+
+
 class FakeGroup:
+    """Of one parameter that has taken ``steps`` optimizer steps."""
+
     size = 1
 
-    def __init__(self, content=b"weights", failure=None):
+    def __init__(self, content=b"weights", failure=None, steps=0, averaged=False):
         self.content, self.failure, self.loaded = content, failure, []
+        self.steps, self.averaged = steps, averaged
 
     def weights(self, role, *, averaged):
         return f"{role}, averaged" if averaged else role
@@ -35,8 +49,21 @@ class FakeGroup:
         if self.failure is not None:
             (directory / "half").write_bytes(b"")
             raise self.failure
+        role = "student" if self.averaged else "fake_score"
+        names = ["network.w", *(["average.w"] if self.averaged else [])]
+        names += ["exp_avg.w", "exp_avg_sq.w"] if self.steps else []
+        names = [f"{role}.{name}" for name in names]
         for rank in range(self.size):
-            (directory / f"shard-{rank}.safetensors").write_bytes(self.content + bytes([rank]) * 100)
+            (directory / f"shard-{rank}.safetensors").write_bytes(safetensors(self.content + bytes([rank]) * 9, names))
+            (directory / f"rank_{rank}.json").write_text("{}")
+        taken = {
+            "parameters": ["w"],
+            "optimizer_steps": {"w": self.steps} if self.steps else {},
+            "scheduler_steps": self.steps,
+            "average_steps": self.steps if self.averaged else None,
+        }
+        numbers = {"format": 1, "ranks": self.size, "roles": {role: taken}}
+        (directory / "trainer.json").write_text(json.dumps(numbers))
         return [entry_of(path, directory.parent) for path in sorted(directory.iterdir())]
 
     def load(self, directory):
@@ -58,8 +85,9 @@ class FakeRollouts:
         return entry_of(path, path.parent)
 
     def save_batches(self, batches, directory):
-        for number, _ in enumerate(batches):
-            (directory / f"batch_{number:03d}.safetensors").write_bytes(b"samples")
+        for number, batch in enumerate(batches):
+            told = json.dumps({"ids": batch.ids, "policy_version": batch.policy_version})
+            (directory / f"batch_{number:03d}.safetensors").write_bytes(safetensors(b"samples", ["clean"], batch=told))
         return [entry_of(path, directory.parent) for path in sorted(directory.iterdir())]
 
     def load_batches(self, paths, num_chunks):
@@ -72,6 +100,7 @@ def observers(args, directory):
     alarms.check({"actor/teacher_critic_gap": 0.1, "critic/loss": 2.0, "samples/diversity": 0.1})
     grids, best = SampleGrids(args, [], directory / "samples", {}), KeepBest(args, None, directory / "student_best")
     grids._remember({"spread": 2.0, "limit": 3.0})
+    best.metric, best.way = "m", "max"
     best._values, best._best = [1.0], {"metric": "m", "value": 2.0, "global_step": 1}
     return {"alarms": alarms, "grids": grids, "best": best, "skips": Skips()}
 
@@ -83,15 +112,21 @@ class Run:
         self.args, self.directory = args, directory
         self.plan = registry.load("losses", args.loss_type).plan(args)
         self.counters = self.plan.update_schedule.counters_after(cycle)
-        self.groups = {"critic": FakeGroup(content), "actor": FakeGroup(content)}
+        steps, version = self.counters.optimizer_steps, self.counters.global_step
+        self.groups = {
+            "critic": FakeGroup(content, steps=steps.get("fake_score", 0)),
+            "actor": FakeGroup(content, steps=steps.get("student", 0), averaged=True),
+        }
         self.prompts = PromptSource(args.prompt_data, args.seed)
-        self.prompts.next(12)
-        self.batches = SimpleNamespace(pending=lambda: (BatchHandle((8, 9, 10, 11), 1, ()),))
+        drawn = sum(steps.values()) + 1  # all that were used, and one that waits
+        self.prompts.next(drawn * 4)
+        waiting = BatchHandle(tuple(range(drawn * 4 - 4, drawn * 4)), version, ())
+        self.batches = SimpleNamespace(pending=lambda: (waiting,))
         self.rollouts = FakeRollouts()
-        started = StartedRun(self.groups, self.rollouts)
-        self.executor = GroupExecutor(self.plan, None, started, SpanLog())
-        self.executor.policy_version = 1
-        self.observers = observers(args, directory)
+        self.executor = GroupExecutor(self.plan, None, StartedRun(self.groups, self.rollouts), SpanLog())
+        self.executor.policy_version = version
+        draws = {"size": 4, "since": 0, "batches": drawn}
+        self.observers = observers(args, directory) | {"draws": SimpleNamespace(state_dict=lambda: draws)}
         parts = {"executor": self.executor, "batches": self.batches, "prompts": self.prompts}
         parts["observers"] = self.observers
         self.saver = CheckpointSaver(args, directory, resume=resume, **parts)

@@ -15,7 +15,7 @@ def test_manifest_is_printed(saved, capsys):
     assert status == 0
     for part in (
         str(saved), "dmd2", "fingerprint", "cycles           2", "optimizer steps  fake_score 4, student 1",
-        "policy version   1", "critic 1, actor 1", "torch 2", "actor/shard-0.safetensors", "107",
+        "policy version   1", "critic 1, actor 1", "torch 2", "actor/shard-0.safetensors", "bytes in 10 files",
         "whole: every file has its checksum",
     ):  # fmt: skip
         assert part in shown, part
@@ -62,3 +62,24 @@ def test_package_can_be_run():
     done = subprocess.run([sys.executable, "-m", "miles_dmd", "--version"], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip()
+
+
+def test_what_a_terminal_would_obey_is_shown(saved, rewrite, capsys):
+    rewrite(saved, lambda content: content.update(created="\x1b]0;title\x07\x1b[2J", loss_type="\u202egninrael"))
+
+    assert main(["checkpoint", "inspect", str(saved)]) == 0
+
+    shown = capsys.readouterr().out
+    assert r"\x1b]0;title\x07\x1b[2J" in shown
+    assert all(character.isprintable() for line in shown.splitlines() for character in line)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\0"])
+def test_half_a_surrogate_pair_is_told_in_one_line(saved, rewrite, capsys, text):
+    rewrite(saved, lambda content: content.update(created=text))
+
+    assert main(["checkpoint", "inspect", str(saved)]) == 2
+
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "manifest.json is damaged" in error

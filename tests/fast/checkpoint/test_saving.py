@@ -66,11 +66,11 @@ def test_driver_file_says_where_the_run_is(make_run):
 
     driver = json.loads((run.save() / "driver.json").read_text())
 
-    assert driver["prompts"]["cursor"] == 12
+    assert driver["prompts"]["cursor"] == 24
     assert driver["pending"] == [{"samples": 4, "policy_version": 1}]
     assert (driver["seed"], driver["policy_version"]) == (0, 1)
     assert driver["observers"]["grids"]["reference"] == {"spread": 2.0, "limit": 3.0}
-    assert driver["observers"].keys() == {"alarms", "grids", "best", "skips"}
+    assert driver["observers"].keys() == {"alarms", "grids", "best", "skips", "draws"}
     assert driver["plan"]["name"] == run.plan.name
 
 
@@ -123,7 +123,7 @@ def test_failure_of_the_drivers_own_files_counts_too(make_run, monkeypatch):
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("miles_dmd.saving.write_synced", full)
+    monkeypatch.setattr("miles_dmd.checkpoint.manifest.write_synced", full)
 
     with pytest.raises(SaveError, match=r"No space left on device.*there is none before it"):
         run.save()
@@ -176,7 +176,7 @@ def test_restoring_hands_everything_back(make_run, make_args, digit_prompts):
         ("batches", [("batch_000.safetensors", 1)]),
         ("skips", {"total": 0, "in_a_row": 0}),  # and nothing for a hook that the checkpoint does not know
     ]
-    assert prompts.cursor == 12
+    assert prompts.cursor == 24
     assert run.groups["critic"].loaded == ["critic"]
 
 
@@ -210,3 +210,42 @@ def test_what_fails_after_a_checkpoint_is_published_takes_nothing_back(
     assert f"{saved} is written and whole, but not everything beside it is in order (No space left" in said
     run.saver.committed(run.after(2))
     assert names(run) == ["cycle_000002", "latest"]
+
+
+def test_checkpoint_does_not_vouch_for_rows_that_are_not_on_the_disk(make_run):
+    run = make_run()
+
+    def full():
+        raise OSError(28, "No space left on device")
+
+    run.saver.sync_rows = full
+
+    with pytest.raises(SaveError, match=r"the checkpoint of cycle 2 could not be written \(No space left on device\)"):
+        run.save()
+    assert names(run) == []
+
+
+def test_last_words_of_a_run_are_a_checkpoint_out_of_turn(make_run):
+    run = make_run("--save-interval", "100")
+
+    assert run.saver.rescue(run.after(3))
+    assert run.saver.rescue(run.after(3))
+    assert names(run) == ["cycle_000003", "latest"]
+
+
+def test_run_that_never_saves_has_no_last_words(make_run):
+    run = make_run("--save-interval", "0")
+
+    assert not run.saver.rescue(run.after(3))
+    assert names(run) == []
+
+
+def test_what_has_just_failed_is_not_tried_again(make_run, full_disk):
+    run = make_run("--save-interval", "1")
+    run.groups["actor"].failure = full_disk
+    with pytest.raises(SaveError):
+        run.saver.committed(run.after(3))
+    run.groups["actor"].failure = None
+
+    assert not run.saver.rescue(run.after(3))
+    assert names(run) == []

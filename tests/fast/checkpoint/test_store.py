@@ -102,6 +102,7 @@ def test_keeping_all_is_possible(tmp_path):
 
 def test_what_a_killed_process_left_is_swept_away(tmp_path):
     (tmp_path / ".cycle_000001.4711.00ff00ff.tmp").mkdir()
+    (tmp_path / ".latest.4711.00ff00ff.tmp").touch()
     (tmp_path / ".cycle_notes").mkdir()
 
     write(CheckpointStore(tmp_path), 2)

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import resource
 import signal
 import subprocess
 import sys
@@ -177,3 +178,66 @@ def test_a_name_with_a_slash_is_taken_as_it_is():
 def test_a_phase_of_an_unknown_kind_is_an_error():
     with pytest.raises(KeyError, match="other"):
         flatten({"other": ({"loss": 1.0},)}, GROUPS)
+
+
+@pytest.mark.parametrize("room", range(0, 200, 7))
+def test_row_of_which_a_full_disk_took_a_part_is_whole_in_the_end(tmp_path, room):
+    """The system writes what has room, and says how much that was."""
+    path = tmp_path / "metrics.jsonl"
+    writer, unlimited = MetricsWriter(path), resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, unlimited))
+    try:
+        for cycle in range(1, 5):
+            writer.write({"cycle": cycle, "critic/loss": 0.25})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    writer.close()
+
+    assert [row["cycle"] for row in read_metrics(path)] == [1, 2, 3, 4]
+
+
+def test_killed_at_every_instant_of_a_resume_the_rows_are_those_of_before_or_after(tmp_path):
+    """A process that dies between two calls of the system, whichever they are."""
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    before, after = [1, 2, 3, 4, 5], [1, 2, 3]
+    assert {tuple(map(int, line.split())) for line in done.stdout.splitlines()} == {
+        tuple(before), tuple(after[:2]), tuple(after)
+    }  # fmt: skip
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from miles_dmd.observe.metrics import MetricsWriter, read_metrics
+
+PATH = Path(sys.argv[1]) / "metrics.jsonl"
+writer = MetricsWriter(PATH)
+for cycle in (1, 2, 3, 4, 5):
+    writer.write({"cycle": cycle})
+whole = PATH.read_bytes()
+
+def die_at(number, truncate=os.truncate):
+    def count(*ignored):
+        nonlocal number
+        number -= 1
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(count)
+    def counted(*words):
+        truncate(*words)
+        count()
+    os.truncate = counted
+
+instants = survived = 0
+while not survived:
+    instants += 1
+    PATH.write_bytes(whole)
+    if not (pid := os.fork()):
+        die_at(instants)
+        MetricsWriter(PATH).write({"cycle": 3})
+        os._exit(0)
+    survived = os.waitpid(pid, 0)[1] == 0
+    print(*(int(row["cycle"]) for row in read_metrics(PATH)))
+"""

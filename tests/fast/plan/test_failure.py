@@ -97,6 +97,49 @@ def test_invariant_8_a_failure_after_the_commit_takes_the_cycle_back_and_says_so
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("where", ["hook", "observer"])
+def test_a_cycle_whose_hook_fails_can_be_saved_first(make_controller, where, error):
+    """The weights are those of a whole cycle: it stays committed if that works."""
+    raising, saved = RaisingHooks(FakeDistillationHooks(), 1, error), []
+    late = (
+        {"hooks": raising} if where == "hook" else {"observer": lambda c, m: raising.after_completed_step(c, m, None)}
+    )
+    controller = make_controller(**late, rescue=lambda *told: saved.append(told) or True)
+
+    with pytest.raises(type(error)) as raised:
+        controller.run(3)
+
+    assert saved == [(error, controller.counters, controller.phase_metrics)]
+    assert controller.counters == TrainerCounters(2, {"student": 2, "fake_score": 4}, 2)
+    assert raised.value.__notes__[-1].endswith("of which an artefact may exist; the cycle is saved")
+    with pytest.raises(PhaseError, match="in a hook or observer of step 2"):
+        controller.run(1)
+
+
+def test_a_failure_in_a_phase_is_not_saved(make_controller):
+    saved = []
+    controller = make_controller(executor=FakePhaseExecutor(fail_on=4), rescue=lambda *told: saved.append(told))
+
+    with pytest.raises(RuntimeError):
+        controller.run(3)
+
+    assert saved == []
+
+
+def test_a_rescue_that_fails_too_hides_nothing(make_controller):
+    def full(*told):
+        raise OSError(28, "No space left on device")
+
+    controller = make_controller(hooks=RaisingHooks(FakeDistillationHooks(), 1, ValueError("first")), rescue=full)
+
+    with pytest.raises(ValueError, match="first") as raised:
+        controller.run(3)
+
+    assert controller.counters.global_step == 1
+    assert raised.value.__notes__[0] == "the cycle could not be saved either: [Errno 28] No space left on device"
+
+
 def test_invariant_8_a_failed_driver_does_nothing_more_and_says_what_to_do(make_controller):
     controller = make_controller(executor=FakePhaseExecutor(fail_on=4))
     with pytest.raises(RuntimeError):
