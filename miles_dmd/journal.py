@@ -15,7 +15,7 @@ from miles_dmd.observe.alarms import ALARMS, Alarms
 from miles_dmd.observe.metrics import flatten, read_metrics
 from miles_dmd.observe.pictures import curves
 from miles_dmd.observe.progress import Progress
-from miles_dmd.observe.spans import SpanLog, time_metrics
+from miles_dmd.observe.spans import PHASES, SpanLog, time_metrics
 from miles_dmd.observe.summary import memory_rows, table, time_rows, write_summary
 from miles_dmd.observe.trackers import open_trackers
 from miles_dmd.plan import DistillationPlan, DistillationTrainerController, TrainerCounters
@@ -82,7 +82,7 @@ class Journal:
         self._noted = {}
         row |= self.alarms.check(row)
         self.trackers.write(row)
-        self.progress.advance(row)
+        self.progress.advance(row, sum(times[name] for name in PHASES if name != "save"))
         return row
 
     def finish(self, executor: GroupExecutor, controller: DistillationTrainerController) -> None:

@@ -19,7 +19,9 @@ from miles_dmd.contracts.reports import SampleStatistics, TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import ConfigError
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
-from miles_dmd.network.conditions import PromptTable, ensure_table
+from miles_dmd.network.conditions import PromptTable
+from miles_dmd.network.encoding import ensure_table
+from miles_dmd.observe.count import Count
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.rollout import RolloutWorker
 from miles_dmd.training.compute import Compute, choose_compute, prepare_process
@@ -134,10 +136,12 @@ def started(
     with contextlib.ExitStack() as stack:
         student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
         servers = start_servers(student, compute, stack)
-        groups = {
-            name: LocalGroup(name, Trainer(own, name, horizon=horizons[name], compute=computes[name], **shared))
-            for name, own in group_args.items()
-        }
+        print("Loading models ...", flush=True)
+        groups, count = {}, Count("trainer groups that have loaded models", len(group_args))
+        for name, own in group_args.items():
+            trainer = Trainer(own, name, horizon=horizons[name], compute=computes[name], **shared)
+            groups[name] = LocalGroup(name, trainer)
+            count.at(len(groups))
         for server in servers:
             server.wait()
         worker = RolloutWorker(student, compute=compute, prompts=prompts, texts=texts, servers=[s.url for s in servers])

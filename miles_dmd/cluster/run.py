@@ -19,6 +19,7 @@ from miles_dmd.cluster.trainer_group import RayTrainerGroup
 from miles_dmd.cluster.waiting import TICK, Supervisor
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.contracts.loss import LossType
+from miles_dmd.observe.count import Count
 from miles_dmd.plan import DistillationPlan
 
 
@@ -59,7 +60,6 @@ def started(
             others.append(rollouts)
             for name, size in sizes.items():
                 groups[name] = RayTrainerGroup(name, size, placement, supervisor)
-            print(f"Encoding {len(texts)} prompts, unless they are cached, and loading models ...", flush=True)
             table = rollouts.encode(args, placement.device, texts)
             calls: dict[str, Any] = {}
             for name, group in groups.items():
@@ -68,7 +68,8 @@ def started(
             for server in servers:
                 supervisor.gather(server.wait(), "starting")
             calls |= rollouts.build(student, placement.device, table, texts, [server.url for server in servers])
-            supervisor.gather(calls, "loading models")
+            print("Loading models ...", flush=True)
+            supervisor.gather(calls, "loading models", Count("processes that have loaded models", len(calls)).at)
             for note in rollouts.notes():
                 print(note, flush=True)
             yield groups, rollouts
