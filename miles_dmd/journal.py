@@ -96,7 +96,8 @@ class Journal:
         row |= self.alarms.check(row)
         self.trackers.write(row)
         self.told = counters.completed_cycles
-        self._bar(lambda: self.progress.advance(row))
+        played = sum(times[name] for name in self.spans.phases if name != "save")
+        self._bar(lambda: self.progress.advance(row, played))
         return row
 
     def sync(self) -> None:

@@ -20,7 +20,9 @@ from miles_dmd.errors import ConfigError, noting
 from miles_dmd.executor import StartedRun
 from miles_dmd.generators import seed_globals
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
-from miles_dmd.network.conditions import PromptTable, ensure_table
+from miles_dmd.network.conditions import PromptTable
+from miles_dmd.network.encoding import ensure_table
+from miles_dmd.observe.count import Count
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.rollout import RolloutWorker
 from miles_dmd.training.compute import Compute, choose_compute, prepare_process
@@ -87,10 +89,12 @@ def started(
         for note in worker.engine.notes:
             print(note, flush=True)
         worker.sleep()  # engine and trainers load in turn, as they take turns on the device ever after
-        groups = {
-            name: LocalGroup(name, Trainer(own, name, horizons=horizons, compute=computes[name], **shared))
-            for name, own in group_args.items()
-        }
+        print("Loading models ...", flush=True)
+        groups, count = {}, Count("trainer groups that have loaded models", len(group_args))
+        for name, own in group_args.items():
+            trainer = Trainer(own, name, horizons=horizons, compute=computes[name], **shared)
+            groups[name] = LocalGroup(name, trainer)
+            count.at(len(groups))
         yield StartedRun(groups, worker)
 
 

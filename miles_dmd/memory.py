@@ -8,6 +8,7 @@ from pathlib import Path
 from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.checkpoints import read_json, safetensors_parameters
+from miles_dmd.config.networks import lacking
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.plan import DistillationPlan
 
@@ -75,13 +76,17 @@ def _parameters(args: Args, checkpoint: str) -> int:
 
 
 def _without_weights(args: Args, trainers: Mapping[str, Args]) -> str:
-    """A line on checkpoints that the run itself would refuse."""
+    """A line for each checkpoint that the run itself would refuse, because of it only the configuration is there."""
     paths = {args.hf_checkpoint or "", *(own.hf_checkpoint or "" for own in trainers.values()), args.teacher_path or ""}
-    network = registry.load("models", args.model_family).network_component
-    lacking = sorted(path for path in paths if safetensors_parameters(Path(path) / network) is None)
-    if not lacking:
-        return ""
-    return f"\n  {', '.join(lacking)} has no weights yet: counted from config.json, and a run needs them"
+    family: ModelFamily = registry.load("models", args.model_family)
+    lines = ""
+    for path in sorted(paths):
+        if missing := lacking(Path(path), family):
+            lines += (
+                f"\n  {path} lacks the files of {', '.join(missing)}: counted from its configuration, and a run "
+                "refuses it until they are there"
+            )
+    return lines
 
 
 def _size(amount: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.flags import per_trainer
+from miles_dmd.config.prompt_table import gib, table_bytes, text_length
 from miles_dmd.config.runs import preset_name
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import kinds
@@ -96,7 +97,7 @@ def rollout_table(run: Run) -> Table:
     args, checkpoint = run.args, Path(run.args.hf_checkpoint or "")
     family: ModelFamily = registry.load("models", args.model_family)
     height, width = family.default_pixels(checkpoint)
-    length = args.max_sequence_length or family.default_max_sequence_length(checkpoint)
+    length = text_length(args, family)
     grid = ", ".join(f"{sigma:.4g}" for sigma in sigma_grid(args.num_inference_steps, args.shift))
     texts = prompts.read_prompts(args.prompt_data or "")
     return Table(
@@ -108,6 +109,7 @@ def rollout_table(run: Run) -> Table:
             *_warned_of_shift(args.shift, family.scheduler_shift(checkpoint)),
             ("images", f"{args.height or height} x {args.width or width}, {length} text tokens"),
             ("prompts", f"{len(texts)} in {args.prompt_data}"),
+            ("encoded", f"{gib(table_bytes(args))} of disk in --cache-dir {args.cache_dir}"),
             ("student", str(args.hf_checkpoint)),
             ("teacher", str(args.teacher_path)),
             *([("load", args.load)] if args.load else []),

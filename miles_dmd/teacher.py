@@ -24,6 +24,7 @@ from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.denoiser import Denoiser
 from miles_dmd.network.guided import sample_guided
 from miles_dmd.network.pretrained import load_network
+from miles_dmd.observe.count import Count
 from miles_dmd.sampling.partition import micro_batches
 from miles_dmd.training.compute import Compute, release_cached_memory
 
@@ -49,7 +50,7 @@ def teacher_samples(
     network = load_network(family, checkpoint, dtype=compute.dtype).requires_grad_(False).to(compute.device)
     model = Denoiser(family.code(), network, compute.dtype)
     scale = float(sampling["guidance_scale"])
-    parts = []
+    parts, count = [], Count("drawing the teacher's samples", len(requests))
     # guidance asks the network twice about each sample, in one call
     for rows in micro_batches(len(requests), max(1, args.rollout_micro_batch_size // 2)):
         drawn = sample_guided(
@@ -63,6 +64,7 @@ def teacher_samples(
             device=compute.device,
         )
         parts.append(drawn.cpu())
+        count.at(rows[-1] + 1)
     del network, model
     release_cached_memory()
     latents = torch.cat(parts)

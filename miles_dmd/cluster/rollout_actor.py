@@ -32,7 +32,7 @@ class RolloutActor(Watched):
 
     def encode(self, args: Args, device: str, texts: Sequence[str]) -> str:
         """Path of the prompts' table. Encoders are loaded and dropped here, before anything else needs the memory."""
-        from miles_dmd.network.conditions import ensure_table
+        from miles_dmd.network.encoding import ensure_table
         from miles_dmd.training.compute import choose_compute, prepare_process, release_cached_memory
 
         prepare_process(args.cpu_threads)

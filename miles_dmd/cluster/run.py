@@ -20,6 +20,7 @@ from miles_dmd.cluster.waiting import TICK, Supervisor
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.executor import StartedRun
+from miles_dmd.observe.count import Count
 from miles_dmd.plan import DistillationPlan
 
 
@@ -60,7 +61,6 @@ def started(
             others.append(rollouts)
             for name, size in sizes.items():
                 groups[name] = RayTrainerGroup(name, size, placement, supervisor)
-            print(f"Encoding {len(texts)} prompts, unless they are cached, and loading models ...", flush=True)
             table = rollouts.encode(args, placement.device, texts)
             # then engine and trainers in turn, as they take turns on the device ever after
             urls = serve_all(servers, supervisor)
@@ -68,11 +68,12 @@ def started(
             for note in rollouts.notes():
                 print(note, flush=True)
             rollouts.sleep()
+            print("Loading models ...", flush=True)
             calls: dict[str, Any] = {}
             for name, group in groups.items():
                 parts = {"plan": plan, "loss_type": loss_type, "prompt_table": table, "horizons": horizons}
                 calls |= group.build(group_args[name], placement.device, **parts)
-            supervisor.gather(calls, "loading models")
+            supervisor.gather(calls, "loading models", Count("processes that have loaded models", len(calls)).at)
             yield StartedRun(groups, rollouts)
         finally:
             if session.asker.answers:

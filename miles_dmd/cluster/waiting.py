@@ -38,11 +38,13 @@ class Supervisor:
         self._actors[who] = actor
         self.sentinels[actor.until_news.remote()] = who
 
-    def gather(self, calls: Mapping[str, ray.ObjectRef], doing: str) -> list[Any]:
+    def gather(
+        self, calls: Mapping[str, ray.ObjectRef], doing: str, count: Callable[[int], None] = lambda done: None
+    ) -> list[Any]:
+        """``count`` hears how many of the calls are done."""
+        look: dict[str, Any] = {"sentinels": self.sentinels, "heard": self._heard, "died": self.died, "count": count}
         try:
-            return gather(
-                calls, doing, timeout=self.timeout, sentinels=self.sentinels, heard=self._heard, died=self.died
-            )
+            return gather(calls, doing, timeout=self.timeout, **look)
         except NoAnswer as error:
             raise Unanswered(f"{error}; --remote-timeout {self.timeout:g} is the limit") from self._stacks(error.late)
         except MilesDmdError:
@@ -92,12 +94,14 @@ def gather(
     sentinels: Mapping[ray.ObjectRef, str] | None = None,
     heard: Callable[[ray.ObjectRef], None] = lambda ref: None,
     died: Callable[[], str] = lambda: "",
+    count: Callable[[int], None] = lambda done: None,
 ) -> list[Any]:
     """Results of ``calls`` (who -> reference) in order.
 
     A rank that raises in the middle of a collective leaves its siblings waiting in it, so whichever finishes first is
     looked at first. ``sentinels`` (reference -> who) finish when their process dies, or says something: ``heard`` takes
-    that, and puts another one in the place of that one. Errors of ours pass through;
+    that, and puts another one in the place of that one. Who is waited for and says something works, so ``timeout``
+    begins anew: encoding may take hours, and tells how far it is. Errors of ours pass through;
     a dead process, Ray's own end or another error becomes a ClusterError.
     """
     who_of, watched = {ref: who for who, ref in calls.items()}, sentinels or {}
@@ -111,8 +115,11 @@ def gather(
         for ref in done:
             _look(ref, who_of.get(ref) or watched[ref], doing, watched, timeout)
             if ref in watched:
+                if timeout is not None and watched[ref] in {who_of[other] for other in waiting}:
+                    limit = time.monotonic() + timeout
                 heard(ref)
         waiting = [ref for ref in waiting if ref not in done]
+        count(len(calls) - len(waiting))
         if waiting and limit is not None and time.monotonic() >= limit:
             late = [who_of[ref] for ref in waiting]
             raise NoAnswer(late, f"no answer from {', '.join(late)} within {timeout:.0f} s while {doing}")

@@ -26,10 +26,10 @@ Said = tuple[str, int, str]
 
 
 class News(logging.Handler):
-    """Keeps warnings until they are fetched: what an actor prints is seen by nobody."""
+    """Keeps warnings and progress until they are fetched: what an actor prints is seen by nobody."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -47,7 +47,9 @@ class News(logging.Handler):
 def _news() -> News:
     """Of all of ours in this process."""
     news = News()
-    logging.getLogger("miles_dmd").addHandler(news)
+    ours = logging.getLogger("miles_dmd")
+    ours.setLevel(logging.INFO)
+    ours.addHandler(news)
     return news
 
 

@@ -10,20 +10,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from miles_dmd.config.foreign import is_pointer, no_pipeline, other_names, other_weights, pointer
 from miles_dmd.config.values import checked, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digest_file
-from miles_dmd.inputs import MIB, is_file, is_folder, parse_json, read_text
+from miles_dmd.inputs import MIB, exists, is_file, is_folder, parse_json, read_text
 from miles_dmd.shown import shown
 
 C = TypeVar("C")
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 ENCODER_WEIGHTS = "model.safetensors"
+VOCABULARIES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
+"""A tokenizer's words: the first, or the second, or the other two."""
 LARGEST = 4 * MIB
 """Of a component's configuration, or of the index of its weights."""
 _REPOSITORY = re.compile(r"(https:/+huggingface\.co/)?(?P<owner>[A-Za-z0-9][\w-]*)/(?P<name>[A-Za-z0-9][\w.-]*)")
 _LARGEST_HEADER = 100 * 2**20
+_LIBRARIES = ("diffusers", "transformers")
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
@@ -33,6 +37,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = parse_json(text)
     except ValueError as error:
+        if is_pointer(path):
+            raise ConfigError(pointer(path)) from None
         raise ConfigError(f"{path} cannot be used: {error}; download it again") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}; download it again")
@@ -62,12 +68,10 @@ def from_config(kind: type[C], content: Mapping[str, Any], where: str) -> C:
 
 def require_pipeline(directory: Path, pipeline: str, components: Mapping[str, Sequence[str]]) -> None:
     """Raises ConfigError unless ``directory`` is a pipeline of that class with all ``components``, of their classes."""
+    if exists(directory) and not is_file(directory / "model_index.json"):
+        raise ConfigError(no_pipeline(directory, pipeline))
     if not is_folder(directory):
         raise ConfigError(f"is no directory{_download(str(directory))}")
-    if not is_file(directory / "model_index.json"):
-        raise ConfigError(
-            "is not a diffusers pipeline (no model_index.json); name the folder that save_pretrained wrote"
-        )
     index = read_json(directory / "model_index.json")
     if index.get("_class_name") != pipeline:
         raise ConfigError(
@@ -76,6 +80,7 @@ def require_pipeline(directory: Path, pipeline: str, components: Mapping[str, Se
     for name, entry in index.items():
         if isinstance(entry, list):
             _require_inside(name, directory / "model_index.json")
+            _require_stock(name, entry, directory)
             for weights in sorted((directory / name).glob("*.index.json")):
                 weight_names(weights)
     for name, classes in components.items():
@@ -102,10 +107,28 @@ def _download(name: str) -> str:
     )
 
 
-def require_weights(directory: Path) -> None:
+def _require_stock(name: str, entry: Sequence[Any], directory: Path) -> None:
+    """Raises ConfigError for a component that needs code of its own: nobody here runs it, and a student would carry on
+    naming it."""
+    if entry and entry[0] not in (None, *_LIBRARIES):
+        raise ConfigError(
+            f"model_index.json takes {name} from the library {shown(entry[0])}, and only {' and '.join(_LIBRARIES)} "
+            "are used; name a pipeline without code of its own"
+        )
+    for path in (directory / name / config for config in _CONFIGS):
+        if is_file(path) and "auto_map" in read_json(path):
+            raise ConfigError(
+                f"{path} names code of its own (auto_map), which is not run, and which a student would carry; take it "
+                "out, or name a pipeline without"
+            )
+
+
+def require_weights(directory: Path, pipeline: str) -> None:
     """Raises ConfigError unless all weight files of a component are there, and whole."""
     for path in weight_files(directory):
         if not is_file(path):
+            if why := other_weights(directory, path.name, pipeline):
+                raise ConfigError(why)
             raise ConfigError(f"lacks the weights {path}; download them, or look at the run with --dry-run")
         _header(path)
 
@@ -146,35 +169,56 @@ def _require_inside(name: str, document: Path) -> None:
 def safetensors_parameters(directory: Path, buffers: Collection[str] = ()) -> int | None:
     """Number of parameters of a component, from the headers of its files, which hold ``buffers`` beside them; None
     where they are not all there."""
-    files = weight_files(directory)
-    if not all(map(is_file, files)):
+    found = stored_tensors(directory)
+    if found is None:
         return None
-    return sum(math.prod(shape) for name, shape in _shapes(files).items() if name not in buffers)
+    return sum(math.prod(shape) for name, shape in found.items() if name not in buffers)
 
 
-def require_tensors(directory: Path, marks: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ConfigError unless a component's weights, where they are there, have these tensors of these shapes."""
+def stored_tensors(directory: Path) -> dict[str, tuple[int, ...]] | None:
+    """Name -> shape of a component's tensors, from the headers of its files; None where they are not all there."""
     files = weight_files(directory)
-    found = _shapes(files) if all(map(is_file, files)) else dict(marks)
-    for name, shape in marks.items():
-        if found.get(name) != shape:
-            there = f"{name} of shape {list(found[name])}" if name in found else f"no {name}"
-            raise ConfigError(
-                f"the weights in {directory} have {there}, and its config.json describes one of shape {list(shape)}; "
-                "download both again from one place"
-            )
+    return _shapes(files) if all(map(is_file, files)) else None
+
+
+def require_tensors(
+    directory: Path, wanted: Mapping[str, tuple[int, ...]], *, buffers: Collection[str] | None = None
+) -> None:
+    """Raises ConfigError unless a component's weights, where they are there, have these tensors of these shapes, and
+    beside them none but ``buffers``, where these are given."""
+    found = stored_tensors(directory)
+    if found is None:
+        return
+    faults = [
+        f"{name} of shape {list(found[name])}" if name in found else f"no {name}"
+        for name, shape in wanted.items()
+        if found.get(name) != shape
+    ]
+    if buffers is not None:
+        faults += [name for name in found if name not in wanted and name not in buffers]
+    if not faults:
+        return
+    if why := other_names(found, wanted):
+        raise ConfigError(f"the weights in {directory} are not stored under their names: {why}")
+    more = f" ({len(faults) - 1:,} more of {len(wanted):,} differ)" if len(faults) > 1 else ""
+    raise ConfigError(
+        f"the weights in {directory} have {faults[0]}{more}, and its config.json describes another network: download "
+        "both again from one place"
+    )
 
 
 def require_tokenizer(directory: Path) -> None:
     """Raises ConfigError unless a tokenizer has its words: without them transformers makes one that knows none."""
-    if is_file(path := directory / "tokenizer.json"):
+    for path in (directory / name for name in VOCABULARIES):
+        if is_pointer(path):
+            raise ConfigError(pointer(path))
+    if is_file(path := directory / VOCABULARIES[0]):
         try:
             json.loads(read_text(path))
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is no JSON ({error}); download it again") from error
         return
-    names = ["spiece.model", "vocab.json", "merges.txt"]
-    spiece, vocabulary, merges = (is_file(directory / name) for name in names)
+    spiece, vocabulary, merges = (is_file(directory / name) for name in VOCABULARIES[1:])
     if not spiece and not (vocabulary and merges):
         raise ConfigError(
             f"{directory} has neither tokenizer.json nor spiece.model nor vocab.json with merges.txt; download it "
@@ -188,6 +232,8 @@ def _shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
 
 def _header(path: Path) -> dict[str, tuple[int, ...]]:
     """name -> shape of each tensor. A file starts with the length of its JSON header: u64, little end."""
+    if is_pointer(path):
+        raise ConfigError(pointer(path))
     damaged = ConfigError(f"{path} is no safetensors file, or not all of it; download it again")
     try:
         with path.open("rb") as file:

@@ -23,6 +23,7 @@ from miles_dmd.config.plugins import (
     check_teacher_sampling,
 )
 from miles_dmd.config.presets import shipped
+from miles_dmd.config.prompt_table import check_room
 from miles_dmd.config.resume import open_resume
 from miles_dmd.config.runs import check_save
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
@@ -208,6 +209,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_text_length,
     check_trackers,
     check_prompts,
+    check_room,
     check_engine_options,
     check_load,
     check_save,

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from miles_dmd.config.checkpoints import (
+    VOCABULARIES,
     read_json,
     require_pipeline,
     require_tensors,
     require_tokenizer,
     require_weights,
-    safetensors_parameters,
+    weight_files,
 )
+from miles_dmd.config.foreign import other_weights
 from miles_dmd.errors import ConfigError
+from miles_dmd.inputs import is_file
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.family import ModelFamily
@@ -23,12 +26,14 @@ def check_pipeline(directory: Path, family: ModelFamily, *, weights: bool) -> No
     """Raises ConfigError unless ``directory`` is a whole pipeline of the family, with all ``weights`` if asked."""
     require_pipeline(directory, family.pipeline, family.components)
     family.check(directory)
-    for component in family.components if weights else ():
-        if component == family.network_component or component.startswith(("text_encoder", "vae")):
-            require_weights(directory / component)
-        if component.startswith("tokenizer"):
-            require_tokenizer(directory / component)
-    _require_own_weights(directory / family.network_component, family)
+    for component in family.components:
+        folder = directory / component
+        if holds_weights(component, family) and (weights or not is_lacking(folder, family)):
+            require_weights(folder, family.pipeline)
+        if component.startswith("tokenizer") and (weights or not is_lacking(folder, family)):
+            require_tokenizer(folder)
+    network = directory / family.network_component
+    require_tensors(network, family.parameters(read_json(network / "config.json")), buffers=family.saved_buffers)
     for component, tensors in family.marks(directory).items():
         require_tensors(directory / component, tensors)
 
@@ -44,12 +49,19 @@ def require_alike(family: ModelFamily, directory: Path, other_flag: str, other: 
             )
 
 
-def _require_own_weights(component: Path, family: ModelFamily) -> None:
-    """The weights, where they are there, are of the network that config.json describes, to the last parameter."""
-    found = safetensors_parameters(component, family.saved_buffers)
-    described = family.count_parameters(read_json(component / "config.json"))
-    if found is not None and found != described:
-        raise ConfigError(
-            f"the weights in {component} have {found:,} parameters, and the network of its config.json has "
-            f"{described:,}; download both again from one place"
-        )
+def holds_weights(component: str, family: ModelFamily) -> bool:
+    return component == family.network_component or component.startswith(("text_encoder", "vae"))
+
+
+def lacking(directory: Path, family: ModelFamily) -> list[str]:
+    """Components of which only the configuration is there: a dry run needs no more, and a run refuses them."""
+    return [name for name in family.components if is_lacking(directory / name, family)]
+
+
+def is_lacking(component: Path, family: ModelFamily) -> bool:
+    if component.name.startswith("tokenizer"):
+        return not any(is_file(component / name) for name in VOCABULARIES)
+    if not holds_weights(component.name, family):
+        return False
+    files = weight_files(component)
+    return not any(map(is_file, files)) and not other_weights(component, files[0].name, family.pipeline)

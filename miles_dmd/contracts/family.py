@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,21 @@ if TYPE_CHECKING:
 
     Cond = Mapping[str, Tensor]
     """Keyword arguments of the network that stand for the prompt, each with a leading sample axis."""
+    Encode = Callable[[Sequence[str]], Cond]
+    """Texts -> their conditions, on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What one text encoder does not read."""
+
+    encoder: str
+    limit: int
+    """Tokens that it reads, those that mark a text's ends among them."""
+    count: int
+    """Texts that have more."""
+    longest: int
+    """Tokens of the longest text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +50,13 @@ class ModelFamily:
     another type, or do not fit each other."""
     marks: Callable[[Path], Mapping[str, Mapping[str, tuple[int, ...]]]]
     """component -> tensors and their shapes by which the weights of a pipeline directory are known to be its own; the
-    distilled network is known by the number of its parameters."""
+    distilled network is known by all of its ``parameters``."""
     shared: Callable[[Path], Mapping[str, Any]]
     """What every network of a run must have alike with the others: latents and text. By name, for messages."""
     scheduler_shift: Callable[[Path], float]
     """Timestep shift that a pipeline directory itself samples with."""
-    count_parameters: Callable[[Mapping[str, Any]], int]
-    """Exact number of the network's parameters, from its config.json."""
+    parameters: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]]
+    """Name -> shape of every parameter of the network, as its weight files call them, from its config.json."""
     pixel_multiple: Callable[[Path], int]
     """Height and width must be multiples of this, for a pipeline directory."""
     default_pixels: Callable[[Path], tuple[int, int]]
@@ -49,6 +65,8 @@ class ModelFamily:
     """Longest side of an image, in pixels, that a pipeline directory can make."""
     default_max_sequence_length: Callable[[Path], int]
     """Text length (T5's, where there are several encoders) of a pipeline directory."""
+    condition_shapes: Callable[[Path, int], Mapping[str, tuple[int, ...]]]
+    """Name -> shape of what one prompt becomes for the network, for a pipeline directory and a text length."""
     longest_text: int = 512
     """Most text tokens that the stock pipeline takes."""
     buffer_bytes: Callable[[Mapping[str, Any]], int] = lambda config: 0
@@ -61,6 +79,10 @@ class ModelFamily:
     """Whether there is an unconditional branch; False for guidance-distilled models."""
     torch_module: str = ""
     """Dotted name of the module that implements ``FamilyCode``."""
+
+    def count_parameters(self, config: Mapping[str, Any]) -> int:
+        """Exact number of the network's parameters, from its config.json."""
+        return sum(map(math.prod, self.parameters(config).values()))
 
     def resolution(self, args: Any) -> tuple[int, int]:
         """(height, width) of a run's images: as asked, or what its checkpoint was made for."""
@@ -86,16 +108,15 @@ class FamilyCode(Protocol):
         """Shape of one sample's latents."""
         ...
 
-    def encode_prompts(
-        self,
-        checkpoint: Path,
-        texts: Sequence[str],
-        *,
-        max_sequence_length: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> dict[str, Tensor]:
-        """``Cond`` of P texts, on the CPU, as the pipeline itself encodes them."""
+    def open_encoder(
+        self, checkpoint: Path, *, max_sequence_length: int, dtype: torch.dtype, device: torch.device
+    ) -> Encode:
+        """Loads the text encoders; the result encodes a few texts as the pipeline itself does, into the declaration's
+        ``condition_shapes``, in ``dtype``."""
+        ...
+
+    def truncations(self, checkpoint: Path, texts: Sequence[str], max_sequence_length: int) -> Sequence[Truncation]:
+        """How many of ``texts`` each encoder cuts; opens tokenizers alone."""
         ...
 
     def open_decoder(self, checkpoint: Path, device: torch.device) -> Callable[[Tensor], Tensor]:

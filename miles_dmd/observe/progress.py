@@ -14,6 +14,7 @@ class Progress:
     In a terminal, a bar with elapsed time, time left and the ``shown`` metrics, where a cycle has them. Elsewhere a
     line per cycle, at most one every ``min_seconds`` (the first and the last always), so that a log file stays
     readable. Time left is estimated over the last cycles: those of the warm-up have no student phase and are shorter.
+    Only what the cycles themselves took counts: a first grid of samples may take longer than all of them.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class Progress:
     ) -> None:
         self.total, self.done, self.shown, self.min_seconds = total, done, tuple(shown), min_seconds
         self._stream, self._clock = stream or sys.stderr, clock
-        self._times = [clock()]
+        self._seconds: list[float] = []
         self._printed = -math.inf
         self._bar: TerminalBar | None = None
 
@@ -41,10 +42,10 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def advance(self, row: Mapping[str, float]) -> None:
-        """One more cycle is committed; ``row`` holds its metrics."""
+    def advance(self, row: Mapping[str, float], seconds: float) -> None:
+        """One more cycle is committed, which took ``seconds``; ``row`` holds its metrics."""
         self.done += 1
-        self._times = [*self._times[-20:], self._clock()]
+        self._seconds = [*self._seconds[-19:], seconds]
         if self._bar is not None:
             self._bar.update(self.done, clock_time(self.seconds_left), self._metrics(row))
         elif self.done == self.total or self._clock() - self._printed >= self.min_seconds:
@@ -54,7 +55,7 @@ class Progress:
     @property
     def seconds_a_cycle(self) -> float:
         """Mean over the last 20 cycles."""
-        return (self._times[-1] - self._times[0]) / max(1, len(self._times) - 1)
+        return sum(self._seconds) / max(1, len(self._seconds))
 
     @property
     def seconds_left(self) -> float:

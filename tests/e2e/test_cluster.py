@@ -69,6 +69,11 @@ class Rank:
             os._exit(1)
         if isinstance(outcome, str) and outcome.startswith("warn"):
             logging.getLogger("miles_dmd.test").warning(outcome)
+        if isinstance(outcome, str) and outcome.startswith("/"):
+            for step in (1, 2):  # says how far it is, and goes on when that has been heard
+                logging.getLogger("miles_dmd.test").info("step %s", step)
+                while not Path(outcome, f"step {step}").exists():
+                    time.sleep(0.05)
         if outcome == "warn and break":
             raise ZeroDivisionError("division by zero")
         return outcome
@@ -167,6 +172,34 @@ def test_what_an_actor_warns_of_is_heard_once_while_others_work(supervised, capl
 
     said = [record.message for record in caplog.records if record.name == "miles_dmd.test"]
     assert said == [f"critic rank 1: {text}" for text in ("warn of something", "warn again", "warn and break")]
+
+
+def test_who_says_how_far_it_is_has_its_time_anew(supervised, caplog, monkeypatch, tmp_path):
+    """Encoding thousands of prompts takes longer than any call should that says nothing."""
+    from types import SimpleNamespace
+
+    from miles_dmd.cluster import waiting
+
+    now = [0.0]
+
+    def hear(record):
+        now[0] += 50.0
+        (tmp_path / record.getMessage().removeprefix("critic rank 0: ")).touch()
+        return True
+
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    caplog.set_level(logging.INFO, "miles_dmd")
+    logger, counted = logging.getLogger("miles_dmd.test"), []
+    logger.addFilter(hear)
+    supervisor, (telling, _) = supervised(60)
+
+    try:
+        supervisor.gather({"critic rank 0": telling.work.remote(str(tmp_path))}, "encoding", counted.append)
+    finally:
+        logger.removeFilter(hear)
+
+    assert now[0] == 100.0
+    assert counted[-1] == 1
 
 
 def test_rank_that_is_late_is_named_with_the_flag_and_where_it_hangs(supervised):

@@ -49,7 +49,7 @@ def configuration_only(tmp_path: Path) -> Path:
         "scheduler",
         *(f"{kind}{n}" for kind in ("tokenizer", "text_encoder") for n in NUMBERS),
     )
-    index = {"_class_name": "StableDiffusion3Pipeline", **{name: ["library", CLASSES[name][0]] for name in names}}
+    index = {"_class_name": "StableDiffusion3Pipeline", **{name: [_library(name), CLASSES[name][0]] for name in names}}
     files = {
         "model_index.json": index,
         "transformer/config.json": dict(SD35_MEDIUM),
@@ -72,6 +72,10 @@ def configuration_only(tmp_path: Path) -> Path:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(json.dumps(content))
     return directory
+
+
+def _library(component: str) -> str:
+    return "transformers" if component.startswith("t") and component != "transformer" else "diffusers"
 
 
 @pytest.fixture

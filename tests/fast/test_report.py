@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from miles_dmd.config.checkpoints import WEIGHTS
 from miles_dmd.config.cli import parse_args, parse_flags
 from miles_dmd.config.presets import shipped
 from miles_dmd.memory import _size
@@ -147,17 +144,22 @@ def test_every_shipped_preset_has_a_dry_run_on_configuration_files_alone(tables,
     assert any(line.startswith("warm-up 1 cycle") for line in sections["Schedule"])
 
 
-def test_memory_is_estimated_from_the_headers_of_weights(asked, configuration_only):
-    save_file({"x": torch.zeros(1000)}, configuration_only / "transformer" / WEIGHTS)
+def test_memory_is_estimated_from_the_headers_of_weights(asked, latest, teacher):
+    text = resolved_run(parse_flags(latest([*asked, "--hf-checkpoint", str(teacher)])))
 
-    text = resolved_run(parse_flags(asked))
-
-    assert any(line.split()[:3] == ["actor", "student", "1,000"] for line in text.splitlines())
-    assert "no weights yet" not in text
+    assert any(line.split()[:3] == ["actor", "student", "320,960"] for line in text.splitlines())
+    assert "lacks the files of" not in text
 
 
-def test_a_dry_run_says_which_weights_are_missing(tables, configuration_only):
-    assert f"{configuration_only} has no weights yet: counted from config.json" in tables()["Memory"][-1]
+def test_a_dry_run_says_what_is_missing_for_a_run(tables, configuration_only):
+    last = tables()["Memory"][-1]
+
+    assert f"{configuration_only} lacks the files of transformer, vae, tokenizer, " in last
+    assert "text_encoder_3: counted from its configuration, and a run refuses it" in last
+
+
+def test_a_dry_run_says_what_encoded_prompts_take(tables):
+    assert any(line.startswith("encoded 15.6 MiB of disk in --cache-dir ") for line in tables()["Rollout"])
 
 
 def test_a_shift_that_is_not_the_pipelines_is_told(tables):

@@ -11,39 +11,26 @@ from miles_dmd.config.checkpoints import from_config
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.models.sd3.configs import (
     CLASSES,
+    CLIP_FOLDERS,
     Transformer,
     check,
-    marks,
+    clip,
+    clip_length,
     scheduler,
     shared,
+    t5,
     tokenizer,
     transformer,
     vae,
 )
+from miles_dmd.models.sd3.parameters import clip_parameters, t5_parameters, transformer_parameters, vae_parameters
 
 PIPELINE_TEXT_LENGTH = 256
 """T5 tokens that StableDiffusion3Pipeline uses unless told otherwise, whatever the tokenizer allows."""
-_TIME_CHANNELS = 256
 
 
-def count_parameters(config: Mapping[str, Any]) -> int:
-    """Of the transformer, exactly, from its config.json. The position table is a buffer and does not count."""
-    c = from_config(Transformer, config, "transformer/config.json")
-    embeddings = (
-        _linear(c.in_channels * c.patch_size**2, c.width)
-        + _linear(_TIME_CHANNELS, c.width)
-        + _linear(c.pooled_projection_dim, c.width)
-        + 2 * _linear(c.width, c.width)
-        + _linear(c.joint_attention_dim, c.caption_projection_dim)
-    )
-    norms, last = _NORMS[c.qk_norm] * c.attention_head_dim, c.num_layers - 1
-    blocks = sum(
-        _block(c.width, norms, dual=layer in c.dual_attention_layers, last=layer == last)
-        for layer in range(c.num_layers)
-    )
-    out_channels = c.in_channels if c.out_channels is None else c.out_channels
-    head = _linear(c.width, 2 * c.width) + _linear(c.width, c.patch_size**2 * out_channels)
-    return embeddings + blocks + head
+def parameters(config: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    return transformer_parameters(from_config(Transformer, config, "transformer/config.json"))
 
 
 def buffer_bytes(config: Mapping[str, Any]) -> int:
@@ -52,25 +39,10 @@ def buffer_bytes(config: Mapping[str, Any]) -> int:
     return 4 * c.pos_embed_max_size**2 * c.width
 
 
-def _block(dim: int, norms: int, *, dual: bool, last: bool) -> int:
-    """Image and text stream, each modulated, normed and fed forward; the last block has no text output."""
-    attention = 4 * _linear(dim, dim) + norms
-    image = _linear(dim, (9 if dual else 6) * dim) + attention + (attention if dual else 0) + _feed_forward(dim)
-    if last:
-        return image + _linear(dim, 2 * dim) + 3 * _linear(dim, dim) + norms
-    return image + _linear(dim, 6 * dim) + attention + _feed_forward(dim)
-
-
-def _feed_forward(dim: int) -> int:
-    return _linear(dim, 4 * dim) + _linear(4 * dim, dim)
-
-
-def _linear(inputs: int, outputs: int) -> int:
-    return (inputs + 1) * outputs
-
-
-_NORMS: Mapping[str | None, int] = {None: 0, "rms_norm": 2, "layer_norm": 4}
-"""qk_norm -> parameters of the norms of one attention's queries and keys, for each of a head's dimensions."""
+def marks(checkpoint: Path) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+    """The VAE's ends, and all layers of the encoders."""
+    encoders = {folder: clip_parameters(clip(checkpoint, folder)) for folder in CLIP_FOLDERS}
+    return {"vae": vae_parameters(vae(checkpoint)), **encoders, "text_encoder_3": t5_parameters(t5(checkpoint))}
 
 
 def pixel_multiple(checkpoint: Path) -> int:
@@ -94,6 +66,16 @@ def default_max_sequence_length(checkpoint: Path) -> int:
     return min(PIPELINE_TEXT_LENGTH, tokenizer(checkpoint).model_max_length)
 
 
+def condition_shapes(checkpoint: Path, max_sequence_length: int) -> Mapping[str, tuple[int, ...]]:
+    """CLIP's tokens, padded to their full number and to T5's width, before T5's; and both CLIP encoders' summaries."""
+    network = transformer(checkpoint)
+    tokens = clip_length(checkpoint) + max_sequence_length
+    return {
+        "encoder_hidden_states": (tokens, network.joint_attention_dim),
+        "pooled_projections": (network.pooled_projection_dim,),
+    }
+
+
 def scheduler_shift(checkpoint: Path) -> float:
     return scheduler(checkpoint).shift
 
@@ -108,11 +90,12 @@ family = ModelFamily(
     marks=marks,
     shared=shared,
     scheduler_shift=scheduler_shift,
-    count_parameters=count_parameters,
+    parameters=parameters,
     pixel_multiple=pixel_multiple,
     default_pixels=default_pixels,
     max_pixels=max_pixels,
     default_max_sequence_length=default_max_sequence_length,
+    condition_shapes=condition_shapes,
     buffer_bytes=buffer_bytes,
     saved_buffers=("pos_embed.pos_embed",),  # the sine table of diffusers' PatchEmbed: 226 M numbers in SD3.5
     torch_module="miles_dmd.models.sd3.network",

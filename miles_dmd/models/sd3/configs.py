@@ -90,7 +90,9 @@ class Clip:
 
     projection_dim: Size = 512
     hidden_size: Size = 512
+    intermediate_size: Size = 2048
     num_hidden_layers: Layers = 12
+    max_position_embeddings: Size = 77
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,11 @@ class T5:
     """T5EncoderModel."""
 
     d_model: Size = 512
+    d_kv: Size = 64
+    d_ff: Size = 2048
+    num_heads: Size = 8
     num_layers: Layers = 6
+    feed_forward_proj: str = "relu"
 
 
 def transformer(checkpoint: Path) -> Transformer:
@@ -113,8 +119,13 @@ def scheduler(checkpoint: Path) -> Scheduler:
     return read_config(Scheduler, checkpoint / "scheduler" / "scheduler_config.json")
 
 
+def clip_length(checkpoint: Path) -> int:
+    """Tokens that both CLIP encoders read, always: the pipeline pads to the length of the first one's tokenizer."""
+    return read_config(Tokenizer, checkpoint / "tokenizer" / "tokenizer_config.json").model_max_length
+
+
 def tokenizer(checkpoint: Path) -> Tokenizer:
-    """T5's: CLIP's are padded to 77, whatever is asked for."""
+    """T5's, the only one whose length is a choice."""
     return read_config(Tokenizer, checkpoint / "tokenizer_3" / "tokenizer_config.json")
 
 
@@ -143,6 +154,12 @@ def check(checkpoint: Path) -> None:
             f"{checkpoint / 'vae' / 'config.json'}: has no shift_factor, and latents of this family are decoded with "
             "one; name a complete pipeline"
         )
+    for folder in CLIP_FOLDERS:
+        if (length := clip_length(checkpoint)) > (positions := clip(checkpoint, folder).max_position_embeddings):
+            raise ConfigError(
+                f"{checkpoint / 'tokenizer' / 'tokenizer_config.json'}: model_max_length {length:,} is more than the "
+                f"max_position_embeddings of {folder}, {positions}; download both again from one place"
+            )
     for name, here, other, there in (
         ("in_channels", network.in_channels, "latent_channels of vae", decoder.latent_channels),
         ("out_channels", network.out_channels, "in_channels", network.in_channels),
@@ -168,25 +185,3 @@ def shared(checkpoint: Path) -> Mapping[str, Any]:
         "joint_attention_dim of text": network.joint_attention_dim,
         "pooled_projection_dim of text": network.pooled_projection_dim,
     }
-
-
-def marks(checkpoint: Path) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
-    """component -> tensors, with their shapes, that tell its weights from another's; its first and its last."""
-    decoder, long = vae(checkpoint), t5(checkpoint)
-    found: dict[str, Mapping[str, tuple[int, ...]]] = {
-        "vae": {
-            "decoder.conv_in.weight": (decoder.block_out_channels[-1], decoder.latent_channels, 3, 3),
-            "decoder.conv_out.weight": (3, decoder.block_out_channels[0], 3, 3),
-        },
-        "text_encoder_3": {
-            "encoder.final_layer_norm.weight": (long.d_model,),
-            f"encoder.block.{long.num_layers - 1}.layer.1.layer_norm.weight": (long.d_model,),
-        },
-    }
-    for folder in CLIP_FOLDERS:
-        short = clip(checkpoint, folder)
-        found[folder] = {
-            "text_projection.weight": (short.projection_dim, short.hidden_size),
-            f"text_model.encoder.layers.{short.num_hidden_layers - 1}.layer_norm2.weight": (short.hidden_size,),
-        }
-    return found

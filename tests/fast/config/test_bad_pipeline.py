@@ -87,7 +87,7 @@ def test_weights_of_another_network_are_refused_at_the_door(run, tmp_path, teach
     code, lines, written = run("--hf-checkpoint", str(copy))
 
     assert (code, len(lines), written) == (2, 1, [])
-    assert all(part in lines[0] for part in (f"--hf-checkpoint {copy}", "have 320,960 parameters", "download both"))
+    assert all(part in lines[0] for part in (f"--hf-checkpoint {copy}", "more of", "download both"))
 
 
 def without(*names):
@@ -128,7 +128,10 @@ def indexed(name, entry):
             copied("transformer/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors"),
             ["vae have no decoder.conv_in.weight"],
         ),
-        (written("text_encoder/config.json", '{"hidden_size": 16, "projection_dim": 16}'), ["layers.11.layer_norm2"]),
+        (
+            written("text_encoder/config.json", '{"hidden_size": 16, "projection_dim": 16}'),
+            ["(165 more of 195 differ)"],
+        ),
         (indexed("image_encoder", ["transformers", "SiglipVisionModel"]), ["lacks the component image_encoder"]),
         (indexed("scheduler", ["diffusers", "DDIMScheduler"]), ["'DDIMScheduler' as scheduler", "FlowMatchEuler"]),
         (indexed("tokenizer_3", ["transformers", "Nonsense"]), ["'Nonsense' as tokenizer_3", "T5Tokenizer"]),

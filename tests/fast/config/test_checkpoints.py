@@ -25,7 +25,7 @@ def test_shards_are_counted_together(tmp_path):
     (tmp_path / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": files}))
 
     assert safetensors_parameters(tmp_path) == 8
-    require_weights(tmp_path)
+    require_weights(tmp_path, "StableDiffusion3Pipeline")
 
 
 def test_without_all_of_its_files_a_component_is_not_counted(tmp_path):
@@ -33,7 +33,7 @@ def test_without_all_of_its_files_a_component_is_not_counted(tmp_path):
 
     assert safetensors_parameters(tmp_path) is None
     with pytest.raises(ConfigError, match=r"lacks the weights .*one\.safetensors"):
-        require_weights(tmp_path)
+        require_weights(tmp_path, "StableDiffusion3Pipeline")
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 64, (90).to_bytes(8, "little") + b"{"])

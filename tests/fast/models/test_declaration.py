@@ -9,7 +9,9 @@ import torch
 from diffusers import SD3Transformer2DModel
 
 from miles_dmd.errors import ConfigError
-from miles_dmd.models.sd3 import count_parameters, family, max_pixels
+from miles_dmd.models.sd3 import family, max_pixels
+from miles_dmd.models.sd3.configs import T5, Clip
+from miles_dmd.models.sd3.parameters import clip_parameters, t5_parameters
 
 SD35_LARGE = {
     "num_layers": 38,
@@ -42,25 +44,45 @@ TINY = {
         {**TINY, "qk_norm": "rms_norm", "num_layers": 1, "patch_size": 1, "out_channels": None},
     ],
 )
-def test_the_formula_counts_what_diffusers_builds(config):
+def test_parameters_are_named_and_shaped_as_diffusers_builds_them(config):
     with torch.device("meta"):
         network = SD3Transformer2DModel.from_config(config)
 
-    assert count_parameters(config) == sum(weight.numel() for weight in network.parameters())
+    assert family.parameters(config) == {name: tuple(value.shape) for name, value in network.named_parameters()}
 
 
 def test_the_formula_counts_the_real_model(sd35_medium_config):
     with torch.device("meta"):
         network = SD3Transformer2DModel.from_config(sd35_medium_config)
 
-    counted = count_parameters(sd35_medium_config)
+    counted = family.count_parameters(sd35_medium_config)
 
     assert counted == sum(weight.numel() for weight in network.parameters()) == 2_243_171_520
 
 
+@pytest.mark.parametrize("gated", ["gated-gelu", "relu"])
+def test_encoders_marks_are_what_transformers_builds(gated):
+    """All of them but the embeddings and T5's table of distances."""
+    from transformers import CLIPTextConfig, CLIPTextModelWithProjection, T5Config, T5EncoderModel
+
+    with torch.device("meta"):
+        short = CLIPTextModelWithProjection(CLIPTextConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=3))
+        long = T5EncoderModel(T5Config(d_model=32, num_layers=3, feed_forward_proj=gated))
+
+    ours = (
+        clip_parameters(Clip(hidden_size=32, num_hidden_layers=3)),
+        t5_parameters(T5(d_model=32, num_layers=3, feed_forward_proj=gated)),
+    )
+
+    for network, found in zip((short, long), ours, strict=True):
+        shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+        assert shapes | found == shapes
+        assert all("embed" in name or "shared" in name or "relative" in name for name in shapes.keys() - found.keys())
+
+
 def test_an_unknown_norm_is_refused():
     with pytest.raises(ConfigError, match="qk_norm 'batch_norm'"):
-        count_parameters({**TINY, "qk_norm": "batch_norm"})
+        family.count_parameters({**TINY, "qk_norm": "batch_norm"})
 
 
 def test_sizes_follow_from_the_configuration(configuration_only):

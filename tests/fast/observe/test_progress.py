@@ -27,7 +27,7 @@ def _played(cycles, seconds_each, **options):
     with Progress(cycles, stream=stream, clock=clock, **options) as progress:
         for _ in range(cycles):
             clock.now += seconds_each
-            progress.advance(ROW)
+            progress.advance(ROW, seconds_each)
     return stream.getvalue().splitlines()
 
 
@@ -47,20 +47,18 @@ def test_lines_are_limited_in_rate_and_the_first_and_the_last_are_always_there()
 def test_a_resumed_run_counts_on_and_estimates_from_its_own_pace():
     stream, clock = io.StringIO(), FakeClock()
     progress = Progress(100, done=90, stream=stream, clock=clock)
-    clock.now = 3.0
+    clock.now = 180.0  # of which the first grid of samples took all but three seconds
 
-    progress.advance(ROW)
+    progress.advance(ROW, 3.0)
 
     assert "cycle 91/100" in stream.getvalue()
     assert "0:27 left" in stream.getvalue()
 
 
 def test_time_left_follows_the_last_cycles():
-    clock = FakeClock()
-    progress = Progress(100, stream=io.StringIO(), clock=clock)
+    progress = Progress(100, stream=io.StringIO())
     for seconds in [100.0] * 10 + [1.0] * 20:
-        clock.now += seconds
-        progress.advance(ROW)
+        progress.advance(ROW, seconds)
 
     assert progress.seconds_left == pytest.approx(70.0)
 
@@ -72,7 +70,7 @@ def test_a_terminal_shows_count_metrics_and_no_lines_of_its_own(monkeypatch):
 
     with Progress(3, stream=stream) as progress:
         for _ in range(3):
-            progress.advance(ROW)
+            progress.advance(ROW, 1.0)
 
     assert "3/3" in stream.getvalue()
     assert "actor/loss 0.1235" in stream.getvalue()
