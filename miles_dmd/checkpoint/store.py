@@ -12,13 +12,12 @@ import logging
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from miles_dmd.checkpoint import manifest
 from miles_dmd.errors import CheckpointError
-from miles_dmd.files import atomic_write_text, fsync_path
+from miles_dmd.files import atomic_write_text, fsync_path, remove_tree
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,8 @@ class CheckpointStore:
                 fsync_path(folder)
             staging.rename(target)  # refused by the system where ``target`` has appeared with something in it
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(staging)
         try:
             self._tidy(target)
         except OSError as error:  # it is there all the same, and a second one would not be written
@@ -80,13 +80,14 @@ class CheckpointStore:
         for path in self.whole()[: -self.keep] if self.keep else ():
             trash = self._beside(path)
             path.rename(trash)  # at once, so that nobody finds a half of it
-            shutil.rmtree(trash)
+            remove_tree(trash)
 
     def _sweep(self) -> None:
         """What a killed process left."""
         for path in self.directory.iterdir():
             if _STAGED.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    remove_tree(path)
 
     def _beside(self, target: Path) -> Path:
         return target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
