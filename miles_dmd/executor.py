@@ -17,7 +17,7 @@ from miles_dmd.checkpoint.manifest import FileEntry
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.contracts.reports import SampleStatistics, TrainReport
+from miles_dmd.contracts.reports import ExportReport, SampleStatistics, TrainReport
 from miles_dmd.errors import ExternalDataError, PhaseError
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 from miles_dmd.observe.spans import SpanLog
@@ -59,7 +59,9 @@ class Rollouts(Protocol):
         self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]
     ) -> tuple[Any, SampleStatistics]: ...
 
-    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None: ...
+    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> ExportReport: ...
+
+    def take_exported(self, directory: Path, version: int) -> None: ...
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]: ...
 

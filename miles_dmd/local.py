@@ -15,7 +15,7 @@ from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest, Server
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.contracts.reports import SampleStatistics, TrainReport
+from miles_dmd.contracts.reports import ExportReport, SampleStatistics, TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import ConfigError
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
@@ -97,9 +97,13 @@ class LocalRollouts:
     ) -> tuple[Any, SampleStatistics]:
         return self.worker.teacher_pictures(requests, sampling)
 
-    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
+    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> ExportReport:
         with named(ROLLOUT, "exporting the student"):
-            self.worker.export(directory, weights.buckets, distillation)
+            return self.worker.export(directory, weights.buckets, distillation)
+
+    def take_exported(self, directory: Path, version: int) -> None:
+        with named(ROLLOUT, "taking the exported weights"):
+            self.worker.take_exported(directory, version)
 
     def peak_memory(self) -> int:
         return self.worker.peak_memory()

@@ -14,7 +14,7 @@ from miles_dmd.checkpoint.manifest import FileEntry, entry_of
 from miles_dmd.contracts.batch_file import read_batch, write_batch
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutEngine, RolloutRequest
-from miles_dmd.contracts.reports import SampleStatistics
+from miles_dmd.contracts.reports import ExportReport, SampleStatistics
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError, SaveError
 from miles_dmd.network.conditions import PromptTable
@@ -22,7 +22,7 @@ from miles_dmd.network.statistics import statistics
 from miles_dmd.plan.partition import rows_of_rank
 from miles_dmd.teacher import teacher_samples
 from miles_dmd.training.compute import Compute, peak_memory_bytes
-from miles_dmd.training.export import write_student
+from miles_dmd.training.export import exported_buckets, write_student
 
 
 class RolloutWorker:
@@ -116,16 +116,24 @@ class RolloutWorker:
         told = statistics(latents, [request.prompt_id for request in requests], limit)
         return np.asarray(self._decode(latents)), told
 
-    def export(self, directory: Path, buckets: Iterable[Mapping[str, Tensor]], distillation: Distillation) -> None:
-        """Write ``buckets`` as a pipeline that opens in stock diffusers."""
-        write_student(
+    def export(
+        self, directory: Path, buckets: Iterable[Mapping[str, Tensor]], distillation: Distillation
+    ) -> ExportReport:
+        """Write ``buckets`` as a pipeline that opens in stock diffusers. Raises SaveError."""
+        return write_student(
             directory,
             buckets,
             family=registry.load("models", self.args.model_family),
             checkpoint=Path(self.args.hf_checkpoint),
             shift=self.args.shift,
             distillation=distillation,
+            dtype=self.args.export_dtype,
         )
+
+    def take_exported(self, directory: Path, version: int) -> None:
+        """The engine samples from an exported student, as it was rounded."""
+        component = registry.load("models", self.args.model_family).network_component
+        self.update_weights(exported_buckets(directory / component), version)
 
     def peak_memory(self) -> int:
         return peak_memory_bytes(self.compute.device)

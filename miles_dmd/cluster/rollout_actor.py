@@ -15,7 +15,7 @@ from miles_dmd.cluster.waiting import Supervisor
 from miles_dmd.cluster.watched import GROUP, Watched, actor_class
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
-from miles_dmd.contracts.reports import SampleStatistics
+from miles_dmd.contracts.reports import ExportReport, SampleStatistics
 from miles_dmd.handles import BatchHandle, WeightHandle
 
 if TYPE_CHECKING:
@@ -90,18 +90,28 @@ class RolloutActor(Watched):
     ) -> tuple[Any, SampleStatistics]:
         return self.worker.teacher_pictures(requests, sampling)
 
-    def export(self, bucket: Mapping[str, Tensor], last: bool, directory: Path, distillation: Distillation) -> None:
-        self._feed(lambda buckets: self.worker.export(directory, buckets, distillation), bucket, last)
+    def export(
+        self, bucket: Mapping[str, Tensor], last: bool, directory: Path, distillation: Distillation
+    ) -> ExportReport | None:
+        """The report comes with the last bucket."""
+        report: ExportReport | None = self._feed(
+            lambda buckets: self.worker.export(directory, buckets, distillation), bucket, last
+        )
+        return report
 
-    def _feed(self, use: Callable[[Iterator[Any]], None], bucket: Mapping[str, Tensor], last: bool) -> None:
+    def take_exported(self, directory: Path, version: int) -> None:
+        self.worker.take_exported(directory, version)
+
+    def _feed(self, use: Callable[[Iterator[Any]], Any], bucket: Mapping[str, Tensor], last: bool) -> Any:
+        """What ``use`` returns, with the last bucket."""
         if self._fed is None:
             self._fed = Fed(use)
         fed, self._fed = self._fed, None  # a failure ends it
         fed.put(bucket)
         if last:
-            fed.finish()
-        else:
-            self._fed = fed
+            return fed.finish()
+        self._fed = fed
+        return None
 
     def peak_memory(self) -> int:
         return self.worker.peak_memory()
@@ -155,9 +165,14 @@ class RayRollouts:
         )
         return drawn
 
-    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> None:
+    def export(self, directory: Path, weights: WeightHandle, distillation: Distillation) -> ExportReport:
         for bucket, last in weights.buckets:
-            self._call("exporting the student", "export", bucket, last, directory, distillation)
+            told = self._call("exporting the student", "export", bucket, last, directory, distillation)
+        report: ExportReport = told
+        return report
+
+    def take_exported(self, directory: Path, version: int) -> None:
+        self._call("taking the exported weights", "take_exported", directory, version)
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
         entries: list[FileEntry] = self._call("saving batches", "save_batches", list(batches), directory)
