@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_in_another_dtype_leaves_no_grid_of_the_first(flags, 
 
 def test_through_ray_the_report_comes_back_and_the_grid_is_drawn(make_args, stored, ray_cluster, tmp_path, capsys):
     args = make_args(
-        "--hf-checkpoint", str(stored("bf16")), "--export-dtype", "stored", "--num-trainer-ranks", "2",
+        "--hf-checkpoint", str(stored("bf16")), "--export-dtype", "stored",
         "--num-rollout", "1", "--sample-prompts", "1", "--save", str(tmp_path),
     )  # fmt: skip
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -43,19 +42,6 @@ def test_what_cannot_be_is_refused_in_one_line(make_args, more, message):
 
     assert str(error.value).startswith(message) or message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_teacher_with_other_text_encoders_is_refused(make_args, teacher, tmp_path):
-    """Servers encode prompts with the student's, trainers with the teacher's."""
-    other = tmp_path / "teacher"
-    shutil.copytree(teacher, other)
-    assert sglang(make_args, *URL, "--teacher-checkpoint", str(other))
-    config = other / "text_encoder" / "config.json"
-    config.write_text(config.read_text() + " ")
-
-    for more in (("--teacher-checkpoint", str(other)), ("--actor-hf-checkpoint", str(other))):
-        with pytest.raises(ConfigError, match=r"^--teacher-checkpoint .* has other text encoders than"):
-            sglang(make_args, *URL, *more)
 
 
 def test_flag_of_another_engine_is_named(flags):
