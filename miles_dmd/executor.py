@@ -20,7 +20,7 @@ from miles_dmd.checkpoint.records import ROLLOUT_STATE
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.contracts.reports import SampleStatistics, TrainReport
+from miles_dmd.contracts.reports import ExportReport, SampleStatistics, TrainReport
 from miles_dmd.errors import ExternalDataError, PhaseError
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 from miles_dmd.observe.spans import SpanLog
@@ -76,7 +76,9 @@ class Rollouts(Protocol):
 
     def teacher_pictures(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures: ...
 
-    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> None: ...
+    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> ExportReport: ...
+
+    def take_exported(self, directory: Path, version: int) -> None: ...
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]: ...
 
@@ -197,10 +199,15 @@ class GroupExecutor:
         self._rollouts.update_weights(self._student_weights(averaged=False), self.policy_version)
         self._rollouts.sleep()
 
-    def export(self, directory: Path, distillation: Distillation) -> None:
-        """Write the weights that the plan exports as a pipeline directory."""
+    def draw_exported(self, directory: Path, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
+        """Finished samples of the student in ``directory``, as it was rounded; the last that is asked of the engine."""
+        self._rollouts.take_exported(directory, self.policy_version)
+        return self._rollouts.pictures(requests, limit)
+
+    def export(self, directory: Path, distillation: Distillation) -> ExportReport:
+        """Write the weights that the plan exports as a pipeline directory. Raises SaveError."""
         averaged = self.plan.export.role == "student_ema"
-        self._rollouts.export(self._student_weights(averaged=averaged), directory, distillation)
+        return self._rollouts.export(self._student_weights(averaged=averaged), directory, distillation)
 
     def peak_memory(self) -> dict[str, int]:
         """Most bytes that a rank of each group has held, and the rollout worker."""

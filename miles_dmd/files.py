@@ -55,6 +55,39 @@ def atomic_write_text(path: str | Path, text: str) -> None:
     atomic_write_bytes(path, text.encode())
 
 
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy what is in a folder, links followed, to a new one. Raises OSError, for the first file that fails.
+
+    Content alone: modes are this process's own. A shared teacher may be read-only, and a copy of it that is could not
+    be removed; under a strict umask a copy must not be readable to others because its source was.
+    """
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        if path.is_dir():
+            copy_tree(path, target / path.name)
+        else:
+            shutil.copyfile(path, target / path.name)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all in it, read-only ones too, if it is there. Raises OSError."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        _make_writable(path)
+        shutil.rmtree(path)
+
+
+def _make_writable(folder: Path) -> None:
+    """To unlink a file its folder must be writable; its own mode does not matter."""
+    folder.chmod(0o700)
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            _make_writable(Path(entry))
+
+
 def replace_directory(new: Path, target: Path) -> None:
     """``target`` becomes what ``new`` was, which is gone then; what it was before is removed. Raises OSError.
 
@@ -62,15 +95,16 @@ def replace_directory(new: Path, target: Path) -> None:
     first, and a process that dies in between leaves it there: see ``recover_directory``.
     """
     old = target.with_name(f"{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_tree(old)
     if not target.exists():
         new.rename(target)
     elif _exchanged(new, target):
-        shutil.rmtree(new)
+        remove_tree(new)
     else:
         target.rename(old)
         new.rename(target)
-        shutil.rmtree(old)
+        remove_tree(old)
 
 
 def recover_directory(target: Path) -> None:
@@ -78,7 +112,8 @@ def recover_directory(target: Path) -> None:
     old = target.with_name(f"{target.name}.old")
     if old.is_dir() and not target.exists():
         old.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_tree(old)
 
 
 def _exchanged(one: Path, other: Path) -> bool:

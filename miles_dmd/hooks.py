@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd import seeds
+from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.reports import SampleStatistics
 from miles_dmd.executor import GroupExecutor
@@ -19,6 +20,7 @@ from miles_dmd.plan import TrainerCounters
 
 SEEDS_PER_PROMPT = 8
 TEACHER = "teacher.png"
+EXPORTED = "exported.png"
 
 
 class SampleGrids:
@@ -68,6 +70,17 @@ class SampleGrids:
         """The grid of what is exported, also where a run ended before its last step."""
         if self._drawn != counters.global_step:
             self.draw(counters.global_step, executor)
+
+    def draw_exported(self, directory: Path, student: Distillation, step: int, executor: GroupExecutor) -> None:
+        """A grid of what ``directory`` holds, where rounding has made it another student than the average."""
+        report = student.weights
+        if not self.texts or report is None or report.change_kept == 1:
+            (self.directory / EXPORTED).unlink(missing_ok=True)  # of an earlier export of this run
+            return
+        with executor.spans.span("pictures", group="rollout"):
+            limit = self._reference.get("limit")
+            images, _ = executor.draw_exported(directory.resolve(), self._requests(), limit)
+            self._grid(EXPORTED, images, f"exported student ({report.dtype}) after {step} updates")
 
     def draw(self, step: int, executor: GroupExecutor) -> None:
         if not self.texts:

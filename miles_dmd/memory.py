@@ -30,8 +30,9 @@ def memory(args: Args, plan: DistillationPlan, trainers: Mapping[str, Args]) -> 
             sizes = (*(_size(number * each) for each in bytes_each), _size(tables))
             rows.append((group, role, f"{number:,}", *sizes, ""))
         rows[-1] = (*rows[-1][:-1], _size(total))
-    number = _parameters(args, args.hf_checkpoint or "")
-    sampling, tables = number * (COMPUTE[args.compute_dtype] or MASTER), _tables(args)
+    student = trainers[plan.group_of("student")]
+    number = _parameters(student, student.hf_checkpoint or "")
+    sampling, tables = number * (COMPUTE[student.compute_dtype] or MASTER), _tables(student)
     sizes = (_size(sampling), "-", "-", "-", _size(tables), _size(sampling + tables))
     rows.append(("rollout", "student", f"{number:,}", *sizes))
     note = (

@@ -12,9 +12,9 @@ from typing import Any
 from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.flags import per_trainer
-from miles_dmd.config.prompt_table import gib, table_bytes, text_length
+from miles_dmd.config.prompt_table import gib, table_bytes
 from miles_dmd.config.runs import preset_name
-from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
+from miles_dmd.config.trainers import trainer_args
 from miles_dmd.config.values import kinds
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.memory import memory
@@ -54,8 +54,7 @@ class Run:
 
 def resolved_run(args: Args) -> str:
     """All tables as text. ``args`` must have passed ``check_args``."""
-    trainers = {trainer.role: compute_trainer_args(args, trainer) for trainer in compute_trainer_configs(args)}
-    run = Run(args, registry.load("losses", args.loss_type).plan(args), trainers)
+    run = Run(args, registry.load("losses", args.loss_type).plan(args), trainer_args(args))
     tables = (trainer_table, options_table, schedule_table, rollout_table, batch_table, placement_table, memory_table)
     return "\n\n".join(str(table(run)) for table in tables)
 
@@ -94,10 +93,9 @@ def schedule_table(run: Run) -> Table:
 
 
 def rollout_table(run: Run) -> Table:
-    args, checkpoint = run.args, Path(run.args.hf_checkpoint or "")
+    args, student = run.args, run.trainers[run.plan.group_of("student")]
     family: ModelFamily = registry.load("models", args.model_family)
-    height, width = family.default_pixels(checkpoint)
-    length = text_length(args, family)
+    height, width = family.resolution(student)
     grid = ", ".join(f"{sigma:.4g}" for sigma in sigma_grid(args.num_inference_steps, args.shift))
     texts = prompts.read_prompts(args.prompt_data or "")
     return Table(
@@ -106,11 +104,11 @@ def rollout_table(run: Run) -> Table:
             ("engine", f"{args.rollout_engine}, {args.solver}, stop steps {args.stop_step_policy}"),
             *_own_options(args.engine_options),
             ("sigmas", f"{grid} (shift {args.shift:g})"),
-            *_warned_of_shift(args.shift, family.scheduler_shift(checkpoint)),
-            ("images", f"{args.height or height} x {args.width or width}, {length} text tokens"),
+            *_warned_of_shift(args.shift, family.scheduler_shift(Path(student.hf_checkpoint or ""))),
+            ("images", f"{height} x {width}, {family.text_length(args)} text tokens"),
             ("prompts", f"{len(texts)} in {args.prompt_data}"),
             ("encoded", f"{gib(table_bytes(args))} of disk in --cache-dir {args.cache_dir}"),
-            ("student", str(args.hf_checkpoint)),
+            ("student", str(student.hf_checkpoint)),
             ("teacher", str(args.teacher_path)),
             *([("load", args.load)] if args.load else []),
             ("save", args.save or f"runs/{preset_name(args)}-<n>"),

@@ -16,6 +16,7 @@ from miles_dmd.checkpoint.records import restore_generators
 from miles_dmd.contracts.batch_file import read_batch, write_batch
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutEngine, RolloutRequest
+from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError, SaveError, noting
 from miles_dmd.executor import ROLLOUT, Pictures
@@ -27,7 +28,7 @@ from miles_dmd.network.statistics import statistics
 from miles_dmd.sampling.partition import rows_of_rank
 from miles_dmd.teacher import teacher_samples
 from miles_dmd.training.compute import Compute, peak_memory_bytes
-from miles_dmd.training.export import write_student
+from miles_dmd.training.export import exported_buckets, write_student
 
 
 class RolloutWorker:
@@ -142,16 +143,24 @@ class RolloutWorker:
         return np.asarray(self._decode(latents)), told
 
     @noting(ROLLOUT, "exporting the student")
-    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> None:
-        """Write ``weights`` as a pipeline that opens in stock diffusers."""
-        write_student(
+    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> ExportReport:
+        """Write ``weights`` as a pipeline that opens in stock diffusers. Raises SaveError."""
+        return write_student(
             directory,
             weights.buckets,
             family=registry.load("models", self.args.model_family),
             checkpoint=Path(self.args.hf_checkpoint),
             shift=self.args.shift,
             distillation=distillation,
+            dtype=self.args.export_dtype,
         )
+
+    @noting(ROLLOUT, "taking the exported weights")
+    def take_exported(self, directory: Path, version: int) -> None:
+        """The engine samples from an exported student, as it was rounded."""
+        family = registry.load("models", self.args.model_family)
+        buckets = exported_buckets(directory / family.network_component, family.saved_buffers)
+        self.update_weights(WeightHandle(buckets), version)
 
     def peak_memory(self) -> int:
         return peak_memory_bytes(self.compute.device)

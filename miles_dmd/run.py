@@ -22,8 +22,9 @@ from miles_dmd.config.cli import PROGRAM, HelpShown, parse_flags
 from miles_dmd.config.places import require_cluster
 from miles_dmd.config.resume import Resume, open_resume
 from miles_dmd.config.runs import clear, own_directory
-from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
+from miles_dmd.config.trainers import trainer_args
 from miles_dmd.contracts.loss import LossType
+from miles_dmd.contracts.model_card import usage
 from miles_dmd.errors import CheckpointError, ConfigError, FormatError, Unanswered
 from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.failure import last_checkpoint, tell
@@ -194,8 +195,10 @@ class DistillationTrainer:
                 saver.finish(controller.counters)
             self.stop.raise_if_requested()
             grids.finish(controller.counters, executor)
-            export_student(args, self.loss_type, executor, directory / STUDENT)
+            student = export_student(args, self.loss_type, executor, directory / STUDENT)
+            grids.draw_exported(directory / STUDENT, student, controller.counters.global_step, executor)
             journal.finish(executor, controller)
+            print(usage(registry.load("models", args.model_family).pipeline, directory / STUDENT, student))
         return controller
 
     def _restore(self, resume: Resume, **parts: Any) -> None:
@@ -232,7 +235,7 @@ def started_run(args: Args, loss_type: LossType, plan: DistillationPlan) -> Iter
     """Trainer groups, rollout worker and prompts; in this process with --local, else as Ray actors."""
     assert args.prompt_data is not None
     prompts = PromptSource(args.prompt_data, args.seed)
-    group_args = {config.role: compute_trainer_args(args, config) for config in compute_trainer_configs(args)}
+    group_args = trainer_args(args)
     if tuple(group_args) != plan.groups:
         raise ConfigError(
             f"trainers {', '.join(group_args)} are not the plan's groups {', '.join(plan.groups)}, in order"

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
-import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from miles_dmd import registry
 from miles_dmd.checkpoint.store import run_directory
 from miles_dmd.config.args import Args
+from miles_dmd.config.changes import pipeline_fingerprint
 from miles_dmd.config.resume import Resume
 from miles_dmd.config.runs import continues
-from miles_dmd.contracts.distillation import Distillation, read_distillation
+from miles_dmd.config.trainers import student_args
+from miles_dmd.contracts.distillation import Distillation, read_distillation, teacher_name
+from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.contracts.loss import LossType
+from miles_dmd.contracts.reports import ENOUGH
 from miles_dmd.errors import FormatError, SaveError
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.files import atomic_write_text, recover_directory, replace_directory
+from miles_dmd.files import atomic_write_text, copy_tree, digests, recover_directory, remove_tree, replace_directory
 from miles_dmd.sampling.grid import sigma_grid
 
 logger = logging.getLogger(__name__)
@@ -27,13 +32,19 @@ logger = logging.getLogger(__name__)
 STUDENT = "student"
 BEST_STUDENT = "student_best"
 BEST = "best.json"
+NEW = ".new"
+"""Behind the name of a best student that is being written."""
 
 
-def export_student(args: Any, loss_type: LossType, executor: GroupExecutor, directory: Path) -> None:
-    """The moving average as a pipeline directory that opens in stock diffusers, with distillation.json."""
+def export_student(args: Args, loss_type: LossType, executor: GroupExecutor, directory: Path) -> Distillation:
+    """Write the moving average as a pipeline that opens in stock diffusers; returns what its distillation.json says."""
+    described = describe(args, loss_type, executor.policy_version)
     with executor.spans.span("save", group="rollout"):
         # absolute: the worker that writes it may have been started elsewhere
-        executor.export(directory.resolve(), describe(args, loss_type, executor.policy_version))
+        report = executor.export(directory.resolve(), described)
+    if report.change_kept < ENOUGH:
+        logger.warning("%s is in %s; --export-dtype fp32 keeps all", directory.name.removesuffix(NEW), report)
+    return replace(described, weights=report)
 
 
 def nothing_left(args: Args, resume: Resume) -> str:
@@ -71,9 +82,9 @@ class KeepBest:
         self._values: list[float] = []
         self._best: dict[str, Any] = {}
         """What best.json says."""
-        self._new = directory.with_name(f"{directory.name}.new")
+        self._new = directory.with_name(directory.name + NEW)
         recover_directory(directory)
-        shutil.rmtree(self._new, ignore_errors=True)  # of a process that died before it was whole, or after its turn
+        remove_tree(self._new)  # of a process that died before it was whole, or after its turn
 
     def committed(self, row: Mapping[str, float], executor: GroupExecutor) -> None:
         """``row`` holds the metrics of a committed cycle."""
@@ -102,8 +113,8 @@ class KeepBest:
     def _replaced(self, best: Mapping[str, Any], write: Callable[[Path], object]) -> bool:
         """The new one is whole before the old one goes. On a full disk the old one stays, and what was written of the
         new one goes: a later one that is better is tried again. Raises SaveError with --on-save-failure stop."""
-        shutil.rmtree(self._new, ignore_errors=True)
         try:
+            remove_tree(self._new)
             write(self._new)
             atomic_write_text(self._new / BEST, json.dumps(best) + "\n")
             replace_directory(self._new, self.directory)
@@ -114,7 +125,8 @@ class KeepBest:
 
     def _failed(self, best: Mapping[str, Any], error: SaveError | OSError) -> None:
         for left in (self._new, self._new.with_name(f"{self._new.name}.partial")):
-            shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(left)
         reason = (error.strerror or "not all files could be copied") if isinstance(error, OSError) else str(error)
         kept = f"that of step {self._best['global_step']} stays" if self._best else "there is none before it"
         message = (
@@ -142,7 +154,7 @@ class KeepBest:
         """The best student of the run so far is elsewhere, or has made way for a later one that is not of this run."""
         if self.earlier is not None and read_best(self.earlier) == self._best:
             earlier = self.earlier
-            if self._replaced(self._best, lambda new: shutil.copytree(earlier, new, symlinks=True)):
+            if self._replaced(self._best, lambda new: copy_tree(earlier, new)):
                 return
         logger.warning(
             "%s: the best student so far (%s %.6g after step %d) is not kept any more; the next has to beat it",
@@ -158,16 +170,12 @@ def read_best(directory: Path) -> dict[str, Any]:
         return {}
 
 
-def describe(args: Any, loss_type: LossType, policy_version: int) -> Distillation:
+def describe(args: Args, loss_type: LossType, policy_version: int) -> Distillation:
     """How student and teacher are sampled by the stock pipeline."""
-    family = registry.load("models", args.model_family)
-    checkpoint = Path(args.hf_checkpoint)
-    height, width = family.resolution(args)
-    common = {
-        "max_sequence_length": args.max_sequence_length or family.default_max_sequence_length(checkpoint),
-        "height": height,
-        "width": width,
-    }
+    family: ModelFamily = registry.load("models", args.model_family)
+    teacher = args.teacher_path or ""
+    height, width = family.resolution(student_args(args, loss_type))
+    common = {"max_sequence_length": family.text_length(args), "height": height, "width": width}
     negative = {"negative_prompt": args.negative_prompt} if args.negative_prompt else {}
     steps = args.num_inference_steps
     # the pipeline shifts what it is given, once, so it is given the grid before the shift
@@ -175,7 +183,8 @@ def describe(args: Any, loss_type: LossType, policy_version: int) -> Distillatio
     return Distillation(
         sigmas=sigma_grid(steps, args.shift),
         solver=args.solver,
-        teacher=str(Path(args.teacher_path).resolve()),  # so that it is found from any directory
+        teacher=teacher_name(teacher),
+        teacher_sha256=pipeline_fingerprint(teacher, tuple(family.components), digests(args.cache_dir)),
         policy_version=policy_version,
         student_call=student,
         teacher_call={**loss_type.teacher_sampling(args), **common, **negative},

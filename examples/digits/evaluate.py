@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miles_dmd.config.changes import pipeline_fingerprint
 from miles_dmd.contracts.distillation import Distillation, read_distillation
 from miles_dmd.errors import ConfigError, FormatError
+from miles_dmd.models.sd3.configs import CLASSES
+from miles_dmd.seeds import derive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +36,7 @@ class Refusal(Exception):
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure a distilled digits student against its teacher.")
     parser.add_argument("--student", type=Path, help="exported student directory; without: teacher and baseline only")
-    parser.add_argument("--teacher", type=Path, help="pipeline directory; without: the student's, or the shipped one")
+    parser.add_argument("--teacher", type=Path, help="pipeline directory of its teacher; without: the shipped one")
     parser.add_argument("--samples", type=int, default=1000, help="per row, a tenth of them for each digit")
     parser.add_argument("--seed", type=int, default=0, help="of the samples' noise")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; more only pays on idle cores")
@@ -63,7 +66,7 @@ def defaults() -> Distillation:
     return Distillation(
         sigmas=(1.0, 0.9, 0.75, 0.5),
         solver="renoise",
-        teacher=str(HERE / "teacher"),
+        teacher="teacher",
         policy_version=0,
         student_call=STUDENT_CALL,
         teacher_call=TEACHER_CALL,
@@ -76,6 +79,17 @@ def pipeline_directory(path: Path, flag: str) -> Path:
     if not (path / "model_index.json").is_file():
         raise Refusal(f"{flag} {path} is not a pipeline directory: it has no model_index.json")
     return path
+
+
+def teacher_of(said: Distillation, named: Path) -> Path:
+    """Raises Refusal unless ``named`` is the teacher that the student was distilled from."""
+    pipeline_directory(named, "--teacher")
+    if said.teacher_sha256 not in ("", pipeline_fingerprint(str(named), tuple(CLASSES))):
+        raise Refusal(
+            f"--teacher {named} is not the teacher of this student, {said.teacher}: name the pipeline directory that "
+            "it was distilled from"
+        )
+    return named
 
 
 def open_pipeline(path: Path) -> Any:
@@ -107,7 +121,8 @@ def sample(pipeline: Any, call: dict[str, Any], count: int, seed: int) -> tuple[
     """Ink [count, 8, 8] and labels [count] (0, 1, .. 9, 0, ..) of samples drawn with these keyword arguments.
 
     Repeats exactly for a seed: sample i's initial latents come from a generator of its own. A re-noising scheduler
-    takes its noise from torch's global generator (the pipeline hands it none): that one is seeded for each batch.
+    takes its noise from torch's global generator (the pipeline hands it none): that one is seeded for each batch, with
+    a seed that no sample has. With the seed of a sample it would repeat that one's initial noise as its fresh noise.
     """
     import torch
     from digits import PROMPTS, to_ink
@@ -116,7 +131,7 @@ def sample(pipeline: Any, call: dict[str, Any], count: int, seed: int) -> tuple[
     parts = []
     for first in range(0, count, BATCH):
         rows = range(first, min(first + BATCH, count))
-        torch.manual_seed(seed * 1_000_003 + first)
+        torch.manual_seed(derive(seed, "fresh noise", first))
         generators = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in rows]
         prompts = [PROMPTS[labels[i]] for i in rows]
         images = pipeline(prompts, generator=generators, output_type="pt", **call).images
@@ -154,8 +169,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from digits import load_digits, shipped_classifier, to_image, to_ink
 
     said = read_student(args.student) if args.student else defaults()
-    named = args.teacher or Path(said.teacher)
-    teacher = open_pipeline(pipeline_directory(named, "--teacher"))
+    teacher = open_pipeline(teacher_of(said, args.teacher or HERE / "teacher"))
     scheduler = student_scheduler(teacher, said.solver)
     classifier = shipped_classifier()
     ink, labels = load_digits()

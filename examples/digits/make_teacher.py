@@ -6,6 +6,7 @@ usage: python examples/digits/make_teacher.py [--out DIR] [--threads 1]
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from miles_dmd.files import remove_tree
 
 HERE = Path(__file__).resolve().parent
 GUIDANCES = (1.0, 1.5, 2.0, 3.0)  # the card shows what guidance does
@@ -67,14 +70,14 @@ def build_pipeline(args: argparse.Namespace, scratch: Path, report: Callable[[st
 
 def save_pipeline(pipeline: Any, scratch: Path, out: Path) -> None:
     """Write the pipeline whole or not at all, with the tokenizers' original files beside transformers' own."""
-    fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    fresh = out.with_name(f".{out.name}-{os.getpid()}")
+    fresh.mkdir()
     pipeline.save_pretrained(fresh, safe_serialization=True)
     # Servers that do not read tokenizer.json look for these.
     for file in (*scratch.glob("*/vocab.json"), *scratch.glob("*/merges.txt"), *scratch.glob("*/spiece.model")):
         shutil.copyfile(file, fresh / file.parent.name / file.name)
     if out.is_dir():
-        shutil.rmtree(out)
-    fresh.chmod(0o755)
+        remove_tree(out)
     fresh.rename(out)
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from miles_dmd.checkpoint import manifest
 from miles_dmd.errors import CheckpointError
-from miles_dmd.files import atomic_write_text, fsync_path, remove_temporaries, temporary_beside
+from miles_dmd.files import atomic_write_text, fsync_path, remove_temporaries, remove_tree, temporary_beside
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,8 @@ class CheckpointStore:
                 fsync_path(folder)
             staging.rename(target)  # refused by the system where ``target`` has appeared with something in it
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(staging)
         try:
             self._tidy(target)
         except OSError as error:  # it is there all the same, and a second one would not be written
@@ -77,7 +77,7 @@ class CheckpointStore:
         for path in self.whole()[: -self.keep] if self.keep else ():
             trash = temporary_beside(path)
             path.rename(trash)  # at once, so that nobody finds a half of it
-            shutil.rmtree(trash)
+            remove_tree(trash)
 
 
 def name_of(cycle: int) -> str:

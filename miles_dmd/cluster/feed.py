@@ -14,7 +14,7 @@ END = object()
 class Fed:
     """Runs ``use`` in a thread. One item waits while another is used; a third is not taken before."""
 
-    def __init__(self, use: Callable[[Iterator[Any]], None]) -> None:
+    def __init__(self, use: Callable[[Iterator[Any]], Any]) -> None:
         self._items: queue.Queue[Any] = queue.Queue(1)
         threads = ThreadPoolExecutor(1)
         self._used = threads.submit(use, iter(self._items.get, END))
@@ -32,7 +32,7 @@ class Fed:
                 continue
             return
 
-    def finish(self) -> None:
-        """There is no more: waits until all is used. Raises what ``use`` has raised."""
+    def finish(self) -> Any:
+        """There is no more: waits until all is used. Returns what ``use`` returns, or raises what it has raised."""
         self.put(END)
-        self._used.result()
+        return self._used.result()

@@ -16,6 +16,7 @@ from miles_dmd.cluster.waiting import Supervisor
 from miles_dmd.cluster.watched import GROUP, Watched, actor_class
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.executor import ROLLOUT, Pictures
 from miles_dmd.generators import seed_globals
 from miles_dmd.handles import BatchHandle, WeightHandle
@@ -68,16 +69,17 @@ class RolloutActor(Watched):
         here = [replace(batch, chunks=tuple(ray.get(list(batch.chunks)))) for batch in batches]
         return self.worker.save_batches(here, directory)
 
-    def feed(self, method: str, bucket: Mapping[str, Any], last: bool, *parameters: Any) -> None:
-        """A method of the worker that takes weights, of which this is one bucket; it runs until the ``last``."""
+    def feed(self, method: str, bucket: Mapping[str, Any], last: bool, *parameters: Any) -> Any:
+        """A method of the worker that takes weights, of which this is one bucket; it runs until the ``last``, which
+        returns what it returns."""
         if self._fed is None:
             self._fed = Fed(lambda buckets: getattr(self.worker, method)(WeightHandle(buckets), *parameters))
         fed, self._fed = self._fed, None  # a failure ends it
         fed.put(bucket)
         if last:
-            fed.finish()
-        else:
-            self._fed = fed
+            return fed.finish()
+        self._fed = fed
+        return None
 
     def notes(self) -> tuple[str, ...]:
         return tuple(self.worker.engine.notes)
@@ -125,8 +127,12 @@ class RayRollouts:
         drawn: Pictures = self._call("drawing the teacher's samples", "teacher_pictures", requests, dict(sampling))
         return drawn
 
-    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> None:
-        self._feed("exporting the student", "export", weights, directory, distillation)
+    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> ExportReport:
+        report: ExportReport = self._feed("exporting the student", "export", weights, directory, distillation)
+        return report
+
+    def take_exported(self, directory: Path, version: int) -> None:
+        self._call("taking the exported weights", "take_exported", directory, version)
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
         entries: list[FileEntry] = self._fetch(
@@ -150,9 +156,10 @@ class RayRollouts:
     def _call(self, doing: str, method: str, *parameters: Any) -> Any:
         return self._fetch(doing, self.actor.call.remote(method, *parameters))
 
-    def _feed(self, doing: str, method: str, weights: WeightHandle, *parameters: Any) -> None:
+    def _feed(self, doing: str, method: str, weights: WeightHandle, *parameters: Any) -> Any:
         for bucket, last in weights.buckets:
-            self._fetch(doing, self.actor.feed.remote(method, bucket, last, *parameters))
+            told = self._fetch(doing, self.actor.feed.remote(method, bucket, last, *parameters))
+        return told
 
     def _batches(self, doing: str, method: str, sources: Sequence[Any], num_chunks: int) -> list[BatchHandle]:
         count = len(sources) * num_chunks

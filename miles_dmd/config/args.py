@@ -166,6 +166,9 @@ class RunArgs:
     keep_best: str | None = None
     """Also keep the student with the best metric, in student_best: min:NAME or max:NAME of metrics.jsonl, for instance
     max:samples/diversity. Judged every --sample-interval student steps, on the mean since the last time."""
+    export_dtype: Literal["auto", "stored", "bf16", "fp32"] = "auto"
+    """Precision of the student's files: stored is that of --hf-checkpoint, and auto takes it only where it keeps at
+    least 99 % of what was learned, else fp32. The share is printed, and stands in the model card."""
     tensorboard: bool = False
     """Also write metrics for TensorBoard (needs the tensorboard extra)."""
     wandb_project: str | None = None

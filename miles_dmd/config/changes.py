@@ -14,7 +14,7 @@ from typing import Any
 from miles_dmd import registry
 from miles_dmd.checkpoint.records import FORMAT
 from miles_dmd.config.args import GROUPS, Args
-from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
+from miles_dmd.config.trainers import trainer_args
 from miles_dmd.config.values import kinds
 from miles_dmd.errors import CheckpointError
 from miles_dmd.files import digest_file, digests
@@ -58,9 +58,8 @@ class Change:
 def recorded_arguments(args: Args) -> dict[str, dict[str, Any]]:
     """trainer -> what args.json says of it, as JSON has it."""
     return {
-        trainer.role: {"format": FORMAT, "arguments": _flat(own), "sources": _sources(own, trainer.role)}
-        for trainer in compute_trainer_configs(args)
-        for own in [compute_trainer_args(args, trainer)]
+        role: {"format": FORMAT, "arguments": _flat(own), "sources": _sources(own, role)}
+        for role, own in trainer_args(args).items()
     }
 
 

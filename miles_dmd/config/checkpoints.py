@@ -231,7 +231,15 @@ def _shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
 
 
 def _header(path: Path) -> dict[str, tuple[int, ...]]:
-    """name -> shape of each tensor. A file starts with the length of its JSON header: u64, little end."""
+    """name -> shape of each tensor."""
+    return {name: tuple(map(int, entry["shape"])) for name, entry in tensor_entries(path).items()}
+
+
+def tensor_entries(path: Path) -> dict[str, dict[str, Any]]:
+    """name -> dtype, shape and place of each tensor of a safetensors file. Raises ConfigError unless it is whole.
+
+    It starts with the length of its JSON header: u64, little end.
+    """
     if is_pointer(path):
         raise ConfigError(pointer(path))
     damaged = ConfigError(f"{path} is no safetensors file, or not all of it; download it again")
@@ -241,10 +249,11 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
             if not 2 <= length <= _LARGEST_HEADER:
                 raise damaged
-            header = json.loads(file.read(length))
+            header: dict[str, dict[str, Any]] = json.loads(file.read(length))
             size = path.stat().st_size
         header.pop("__metadata__", None)
-        found = {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
+        for entry in header.values():
+            tuple(map(int, entry["shape"]))
         end = 8 + length + max(int(entry["data_offsets"][1]) for entry in header.values())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
@@ -252,7 +261,7 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
         raise damaged from error
     if size != end:
         raise damaged
-    return found
+    return header
 
 
 def encoder_fingerprint(components: Iterable[str], directory: Path, known: Path | None = None) -> str:

@@ -1,5 +1,6 @@
 """Rules between arguments, and what they need on disk; one small function each, before anything starts."""
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.idle import check_idle
 from miles_dmd.config.metric_names import metric_names
-from miles_dmd.config.networks import check_pipeline, require_alike
+from miles_dmd.config.networks import check_pipeline, distilled, require_alike
 from miles_dmd.config.overrides import check_read, check_run_wide
 from miles_dmd.config.places import check_device, check_places, check_ray_address
 from miles_dmd.config.plan_rules import check_models, check_plan_is_obeyed
@@ -26,12 +27,15 @@ from miles_dmd.config.presets import shipped
 from miles_dmd.config.prompt_table import check_room
 from miles_dmd.config.resume import open_resume
 from miles_dmd.config.runs import check_save
-from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
+from miles_dmd.config.trainers import student_args, trainer_args
 from miles_dmd.config.values import flag_name, kinds
 from miles_dmd.errors import ConfigError
+from miles_dmd.files import digests
 from miles_dmd.observe.trackers import check_installed
 from miles_dmd.registry import nearest
 from miles_dmd.shown import shown
+
+logger = logging.getLogger(__name__)
 
 
 def check_args(args: Args) -> None:
@@ -109,11 +113,22 @@ def check_checkpoints(args: Args) -> None:
         try:
             check_pipeline(path, family, weights=not args.dry_run)
             first = first or (flag, path)
-            require_alike(family, path, *first)
+            require_alike(family, path, *first, known=digests(args.cache_dir))
         except ConfigError as error:
             raise ConfigError(f"{flag} {path}: {error}") from error
         except OSError as error:
             raise ConfigError(f"{flag} {path}: {error.filename} cannot be read ({error.strerror})") from error
+
+
+def check_teacher(args: Args) -> None:
+    """Say so, and go on: a student may be distilled again, into fewer steps."""
+    teacher = Path(args.teacher_path or "")
+    if why := distilled(teacher):
+        logger.warning(
+            "%s %s: the teacher is a distilled student itself (%s); at other noise levels and guidance than its own it "
+            "is poor, so name the model that it came from by --teacher-checkpoint",
+            _flag_of_teacher(args), teacher, why,
+        )  # fmt: skip
 
 
 def check_pixels(args: Args) -> None:
@@ -121,7 +136,7 @@ def check_pixels(args: Args) -> None:
     sides = zip(
         ("--height", "--width"),
         (args.height, args.width),
-        family.default_pixels(Path(args.hf_checkpoint or "")),
+        family.default_pixels(Path(student_args(args, registry.load("losses", args.loss_type)).hf_checkpoint or "")),
         strict=True,
     )
     for flag, asked, default in sides:
@@ -205,6 +220,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_ray_address,
     check_checkpoints,
     check_models,
+    check_teacher,
     check_pixels,
     check_text_length,
     check_trackers,
@@ -219,14 +235,15 @@ RULES: tuple[Callable[[Args], None], ...] = (
 
 
 def _trainers(args: Args) -> Iterator[tuple[str, Args]]:
-    return ((trainer.role, compute_trainer_args(args, trainer)) for trainer in compute_trainer_configs(args))
+    yield from trainer_args(args).items()
 
 
 def _checkpoints(args: Args) -> Iterator[tuple[str, Path, Args]]:
     """(flag, directory, arguments of the trainer) of every network that some trainer starts from."""
     for role, own in _trainers(args):
         for argument in dict.fromkeys(registry.load("roles", role).checkpoints.values()):
-            yield _flag(args, role, _source(own, argument)), Path(getattr(own, argument)), own
+            flag = _flag(args, role, argument) if argument in kinds(Args) else _flag_of_teacher(args)
+            yield flag, Path(getattr(own, argument)), own
 
 
 def _flag(args: Args, role: str, argument: str) -> str:
@@ -235,11 +252,9 @@ def _flag(args: Args, role: str, argument: str) -> str:
     return flag_name(argument, role if argument in own else "")
 
 
-def _source(args: Args, argument: str) -> str:
-    """The argument that a role's checkpoint comes from: teacher_path is one of two."""
-    if argument in kinds(Args):
-        return argument
-    return "teacher_checkpoint" if args.teacher_checkpoint else "hf_checkpoint"
+def _flag_of_teacher(args: Args) -> str:
+    """The flag that named it: teacher_path is one of two."""
+    return flag_name("teacher_checkpoint" if args.teacher_checkpoint else "hf_checkpoint")
 
 
 def _who_named(path: Any, args: Args) -> str:

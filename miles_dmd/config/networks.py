@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from miles_dmd.config.alike import require_same_content
 from miles_dmd.config.checkpoints import (
     VOCABULARIES,
     read_json,
@@ -15,16 +16,21 @@ from miles_dmd.config.checkpoints import (
     weight_files,
 )
 from miles_dmd.config.foreign import other_weights
+from miles_dmd.config.stored import refuse_quantised
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import is_file
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.family import ModelFamily
 
+STUDENTS = "distillation.json"
+"""What a run leaves in the student that it exports."""
+
 
 def check_pipeline(directory: Path, family: ModelFamily, *, weights: bool) -> None:
     """Raises ConfigError unless ``directory`` is a whole pipeline of the family, with all ``weights`` if asked."""
     require_pipeline(directory, family.pipeline, family.components)
+    refuse_quantised(directory, family.components)  # before counts and shapes, which packed weights have others of
     family.check(directory)
     for component in family.components:
         folder = directory / component
@@ -38,8 +44,11 @@ def check_pipeline(directory: Path, family: ModelFamily, *, weights: bool) -> No
         require_tensors(directory / component, tensors)
 
 
-def require_alike(family: ModelFamily, directory: Path, other_flag: str, other: Path) -> None:
-    """Raises ConfigError unless two networks of a run can look at each other's samples and read the same text."""
+def require_alike(
+    family: ModelFamily, directory: Path, other_flag: str, other: Path, known: Path | None = None
+) -> None:
+    """Raises ConfigError unless two networks of a run can look at each other's samples and read the same text; by
+    sizes first, then by content."""
     here, there = family.shared(directory), family.shared(other)
     for name in here:
         if here[name] != there[name]:
@@ -47,6 +56,16 @@ def require_alike(family: ModelFamily, directory: Path, other_flag: str, other: 
                 f"its {name} are {here[name]}, and those of {other_flag} {other} are {there[name]}; samples and text "
                 "go from one to the other, so name checkpoints that share them"
             )
+    require_same_content(family.components, directory, other_flag, other, known)
+
+
+def distilled(directory: Path) -> str:
+    """By what a pipeline is seen to be a few-step student; empty where it is not."""
+    if is_file(directory / STUDENTS):
+        return STUDENTS
+    scheduler = read_json(directory / "model_index.json").get("scheduler")
+    kind = scheduler[-1] if isinstance(scheduler, list) and scheduler else ""
+    return f"scheduler {kind}" if kind == "FlowMatchLCMScheduler" else ""
 
 
 def holds_weights(component: str, family: ModelFamily) -> bool:

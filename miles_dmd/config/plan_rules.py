@@ -5,7 +5,7 @@ from typing import Any
 from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.flags import flag_name
-from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
+from miles_dmd.config.trainers import trainer_args
 from miles_dmd.errors import ConfigError, NotBuilt
 from miles_dmd.plan import DistillationPlan, Support, require_runnable
 from miles_dmd.shown import shown
@@ -43,13 +43,8 @@ def check_models(args: Args) -> None:
     loss_type = registry.load("losses", args.loss_type)
     plan: DistillationPlan = loss_type.plan(args)
     asked = f"--loss-type {args.loss_type}: its plan"
-    for trainer, group in zip(compute_trainer_configs(args), plan.role_layout.groups, strict=True):
-        own, sources = compute_trainer_args(args, trainer), registry.load("roles", trainer.role).checkpoints
-        if own.teacher_path != args.teacher_path:  # follows the trainer's own hf_checkpoint
-            raise ConfigError(
-                f"{flag_name('hf_checkpoint', trainer.role)} {own.hf_checkpoint} would be the {trainer.role}'s teacher "
-                f"too, and {args.teacher_path} that of the run; pass --teacher-checkpoint {args.teacher_path}"
-            )
+    for (role, own), group in zip(trainer_args(args).items(), plan.role_layout.groups, strict=True):
+        sources = registry.load("roles", role).checkpoints
         built = {*sources, *loss_type.modules, "student_ema"}
         if absent := [role for role in plan.roles_of(group.name) if role not in built]:
             raise ConfigError(

@@ -21,15 +21,10 @@ SLACK = 1 << 20
 """Bytes by which a file that holds the table may be larger than its rows: its header."""
 
 
-def text_length(args: Args, family: ModelFamily) -> int:
-    """Text tokens that the prompts of a run are encoded with."""
-    return args.max_sequence_length or family.default_max_sequence_length(Path(args.teacher_path or ""))
-
-
 def table_bytes(args: Args) -> int:
     """Bytes on disk of all prompts of a run, encoded, and of the negative prompt."""
     family: ModelFamily = registry.load("models", args.model_family)
-    shapes = family.condition_shapes(Path(args.teacher_path or ""), text_length(args, family))
+    shapes = family.condition_shapes(Path(args.teacher_path or ""), family.text_length(args))
     num_texts = len(set(prompts.read_prompts(args.prompt_data or ""))) + 1
     return num_texts * sum(map(math.prod, shapes.values())) * BYTES[args.compute_dtype]
 

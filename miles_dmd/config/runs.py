@@ -5,14 +5,13 @@ import fcntl
 import itertools
 import logging
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from miles_dmd.checkpoint.store import find_checkpoint, run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
-from miles_dmd.files import digests, remove_temporaries
+from miles_dmd.files import digests, remove_temporaries, remove_tree
 from miles_dmd.observe.metrics import KIND
 
 logger = logging.getLogger(__name__)
@@ -195,6 +194,6 @@ def _check_beside_inputs(args: Args, directory: Path) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_tree(path)
     else:
         path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from miles_dmd.shown import shown
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
+    from miles_dmd.contracts.loss import LossType
 
     AnyArgs = TypeVar("AnyArgs", Args, Namespace)
 
@@ -86,6 +87,21 @@ def compute_trainer_args(args: "AnyArgs", trainer: TrainerConfig) -> "AnyArgs":
         _require_known(name, vars(own), f"trainer {trainer.role!r}")
     vars(own).update(overrides)
     return own
+
+
+def trainer_args(args: "Args") -> "dict[str, Args]":
+    """group -> its own arguments, producers before consumers.
+
+    A run has one teacher: where it follows from --hf-checkpoint it is that of the run, also for a trainer that starts
+    from another one.
+    """
+    run = dataclasses.replace(args, teacher_checkpoint=args.teacher_path)
+    return {config.role: compute_trainer_args(run, config) for config in compute_trainer_configs(run)}
+
+
+def student_args(args: "Args", loss_type: "LossType") -> "Args":
+    """Those of the group that trains the student."""
+    return trainer_args(args)[loss_type.plan(args).group_of("student")]
 
 
 def require_role(role: str, roles: tuple[str, ...], loss_type: str, where: str) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.errors import FormatError
 from miles_dmd.inputs import is_file, parse_json, read_text
 from miles_dmd.shown import printable, shown
 
 FORMAT = 1
 FILE_NAME = "distillation.json"
+HUB_FOLDER = "models--"
+"""huggingface_hub keeps ORG/NAME in models--ORG--NAME/snapshots/REVISION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +28,26 @@ class Distillation:
     """The grid that the network sees, e.g. 1, 0.9, 0.75, 0.5; the last step goes to 0."""
     solver: str
     teacher: str
-    """Directory of the teacher's pipeline."""
+    """Name of the teacher's pipeline; never a path of the machine that it was distilled on."""
     policy_version: int
     """Updates that the student has had."""
     student_call: Mapping[str, Any]
     teacher_call: Mapping[str, Any]
+    teacher_sha256: str = ""
+    """Fingerprint of the teacher's components (config/changes.py); empty in older files."""
+    weights: ExportReport | None = None
+    """The dtype of the student's weights; None until they are written, and in older files."""
 
     def write(self, directory: Path) -> None:
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=2, sort_keys=False)
         (directory / FILE_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def teacher_name(directory: str | Path) -> str:
+    """What a pipeline is called: its name on the hub where it lies in the hub's cache, or else its directory's."""
+    path = Path(os.path.abspath(directory))
+    cached = next((part for part in path.parts if part.startswith(HUB_FOLDER)), "")
+    return printable(cached.removeprefix(HUB_FOLDER).replace("--", "/") or path.name)
 
 
 def read_distillation(directory: Path) -> Distillation:
@@ -49,7 +64,11 @@ def read_distillation(directory: Path) -> Distillation:
             )
         for name, value in content.items():
             _require_type(name, value)
-        return Distillation(**{**content, "sigmas": tuple(map(float, content["sigmas"]))})
+        weights = content.pop("weights", None)
+        return Distillation(
+            **{**content, "sigmas": tuple(map(float, content["sigmas"]))},
+            weights=None if weights is None else _report(weights),
+        )
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, FormatError):
             raise
@@ -58,10 +77,21 @@ def read_distillation(directory: Path) -> Distillation:
         ) from None
 
 
-_TYPES = {"sigmas": list, "solver": str, "teacher": str, "policy_version": int}
+_TYPES = {
+    "sigmas": list, "solver": str, "teacher": str, "teacher_sha256": str, "policy_version": int,
+    "weights": dict | None,
+}  # fmt: skip
 
 
 def _require_type(name: str, value: Any) -> None:
     """Raises TypeError for a value of another type; a name that there is not is the constructor's to refuse."""
     if not isinstance(value, _TYPES.get(name, dict)):
         raise TypeError(f"{shown(name)} is {shown(value)}")
+
+
+def _report(content: Mapping[str, Any]) -> ExportReport:
+    report = ExportReport(**content)
+    for name, value in content.items():
+        if not isinstance(value, str if name.endswith("dtype") else float | int):
+            raise TypeError(f"{shown(name)} is {shown(value)}")
+    return report

@@ -89,6 +89,10 @@ class ModelFamily:
         height, width = self.default_pixels(Path(args.hf_checkpoint))
         return args.height or height, args.width or width
 
+    def text_length(self, args: Any) -> int:
+        """Text tokens of a run's prompts: as asked, or what the teacher's pipeline uses, by which they are encoded."""
+        return args.max_sequence_length or self.default_max_sequence_length(Path(args.teacher_path))
+
     def code(self) -> FamilyCode:
         return cast("FamilyCode", importlib.import_module(self.torch_module))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -31,3 +32,35 @@ class SampleStatistics:
     saturation: float
     """Share of values whose magnitude is above ``limit``."""
     limit: float
+
+
+ENOUGH = 0.99
+"""Change kept from which --export-dtype auto takes the dtype that the student's checkpoint is stored in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """The dtype of an exported student, and what it keeps."""
+
+    dtype: str
+    """bf16, fp16, fp32, fp64, or several with a + between them."""
+    change_kept: float
+    """Share of what the student learned that survives the rounding to ``dtype``; see training/rounding.py."""
+    stored_dtype: str
+    """Of the checkpoint that the student started from."""
+    stored_change_kept: float
+    """What that one keeps, or would."""
+
+    def __str__(self) -> str:
+        """``fp32, which keeps 100 % of what was learned; bf16, as its checkpoint is stored, would keep 31.2 %``."""
+        said = f"{self.dtype}, which keeps {percent(self.change_kept)} of what was learned"
+        if self.dtype == self.stored_dtype:
+            return said
+        return (
+            f"{said}; {self.stored_dtype}, as its checkpoint is stored, would keep {percent(self.stored_change_kept)}"
+        )
+
+
+def percent(share: float) -> str:
+    """Rounded down, so that 100 % means all."""
+    return f"{math.floor(share * 1000) / 10:g} %"

@@ -26,7 +26,7 @@ import torch
 
 from miles_dmd import registry
 from miles_dmd.config.checkpoints import encoder_fingerprint, weight_files
-from miles_dmd.config.prompt_table import gib, text_length
+from miles_dmd.config.prompt_table import gib
 from miles_dmd.contracts.family import ModelFamily, Truncation
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests, fsync_path
@@ -99,7 +99,7 @@ def ensure_table(args: Any, texts: Sequence[str], device: torch.device) -> Path:
         family,
         Path(args.teacher_path),
         (*texts, args.negative_prompt),
-        text_length(args, family),
+        family.text_length(args),
         {"fp32": torch.float32, "bf16": torch.bfloat16}[args.compute_dtype],
         Path(args.cache_dir).expanduser(),
     )

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import save_torch_state_dict
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from miles_dmd.config.checkpoints import weight_files
+from miles_dmd.config.checkpoints import read_json, weight_files
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.files import replace_directory
+from miles_dmd.contracts.model_card import CARD_NAME, model_card
+from miles_dmd.contracts.reports import ExportReport
+from miles_dmd.errors import SaveError
+from miles_dmd.files import copy_tree, remove_tree, replace_directory
+from miles_dmd.training.rounding import Asked, rounded
 
 WEIGHTS_NAME = "diffusion_pytorch_model{suffix}.safetensors"
 SHARD_SIZE: int | str = "5GB"
 """Most of one weight file; larger networks are written in several, with an index."""
+BUCKET_BYTES = 256 << 20
+"""What an exported student is read by, to draw samples with it."""
 
 
 def write_student(
@@ -30,47 +38,92 @@ def write_student(
     checkpoint: Path,
     shift: float,
     distillation: Distillation,
-) -> None:
-    """Write the pipeline to ``directory``; it appears whole or not at all.
+    dtype: Asked = "auto",
+) -> ExportReport:
+    """Write the pipeline to ``directory``; it appears whole or not at all. Raises SaveError.
 
-    Weights keep the dtype that ``checkpoint`` stores them in; what is no parameter (position tables) comes from there.
+    ``buckets`` hold its parameters in fp32, which are rounded to ``dtype``; what is no parameter (position tables)
+    comes from ``checkpoint``, where the student started.
     """
     partial = directory.with_name(directory.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    index = json.loads((checkpoint / "model_index.json").read_text(encoding="utf-8-sig"))
+    try:
+        remove_tree(partial)
+        partial.mkdir(parents=True)
+        report = _write_parts(partial, buckets, family, checkpoint, shift, distillation, dtype)
+        replace_directory(partial, directory)  # a run that goes on has left a student there before
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):  # what fills the disk may be a half of it
+            remove_tree(partial)
+        raise SaveError(f"the student could not be written to {directory}: {_reason(error)}") from error
+    return report
+
+
+def _write_parts(
+    partial: Path,
+    buckets: Iterable[Mapping[str, Tensor]],
+    family: ModelFamily,
+    checkpoint: Path,
+    shift: float,
+    distillation: Distillation,
+    dtype: Asked,
+) -> ExportReport:
+    index = read_json(checkpoint / "model_index.json")
     _copy_components(partial, checkpoint, index, skip={family.network_component, "scheduler"})
-    _write_network(partial / family.network_component, checkpoint / family.network_component, buckets)
+    report = _write_network(partial / family.network_component, checkpoint / family.network_component, buckets, dtype)
     scheduler = family.code().write_scheduler(
         partial / "scheduler", checkpoint=checkpoint, shift=shift, solver=distillation.solver
     )
     index["scheduler"] = ["diffusers", scheduler]
     index.pop("_name_or_path", None)
     (partial / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    distillation.write(partial)
-    replace_directory(partial, directory)  # a run that goes on has left a student there before
+    described = replace(distillation, weights=report)
+    described.write(partial)
+    (partial / CARD_NAME).write_text(model_card(family.pipeline, described), encoding="utf-8")
+    return report
 
 
 def _copy_components(target: Path, checkpoint: Path, index: Mapping[str, Any], *, skip: set[str]) -> None:
     """Only what model_index.json names: repositories also hold single-file checkpoints of many gigabytes."""
     for name, entry in index.items():
         if isinstance(entry, list) and entry[0] is not None and name not in skip:
-            shutil.copytree(checkpoint / name, target / name)
+            copy_tree(checkpoint / name, target / name)
     for path in checkpoint.glob("LICENSE*"):
-        shutil.copy2(path, target / path.name)
+        shutil.copyfile(path, target / path.name)
 
 
-def _write_network(target: Path, source: Path, buckets: Iterable[Mapping[str, Tensor]]) -> None:
+def _write_network(target: Path, source: Path, buckets: Iterable[Mapping[str, Tensor]], dtype: Asked) -> ExportReport:
     target.mkdir()
-    shutil.copy2(source / "config.json", target / "config.json")
-    stored = _stored_tensors(source)
-    weights: dict[str, Tensor] = {}
-    for bucket in buckets:
-        for name, value in bucket.items():
-            weights[name] = value.to(stored[name].dtype) if name in stored else value
+    shutil.copyfile(source / "config.json", target / "config.json")
+    stored = _LazyTensors(weight_files(source))
+    average = {name: value for bucket in buckets for name, value in bucket.items()}
+    weights, report = rounded(average, stored, dtype)
     for name in stored.keys() - weights.keys():
         weights[name] = stored[name]
     save_torch_state_dict(weights, target, filename_pattern=WEIGHTS_NAME, max_shard_size=SHARD_SIZE)
+    mode = (target / "config.json").stat().st_mode & 0o777
+    for path in target.glob("*.safetensors"):
+        path.chmod(mode)  # safetensors writes for the owner alone, whatever the umask allows
+    return report
+
+
+def exported_buckets(component: Path, buffers: Collection[str]) -> Iterator[dict[str, Tensor]]:
+    """The parameters of an exported network in fp32, a bucket in memory at a time; its file holds ``buffers`` too."""
+    stored = _LazyTensors(weight_files(component))
+    bucket: dict[str, Tensor] = {}
+    for name in stored:
+        if name in buffers:
+            continue
+        bucket[name] = stored[name].float()
+        if sum(value.nbytes for value in bucket.values()) >= BUCKET_BYTES:
+            yield bucket
+            bucket = {}
+    if bucket:
+        yield bucket
+
+
+def _reason(error: Exception) -> str:
+    """In a word; safetensors says it with the operation in front."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 class _LazyTensors(Mapping[str, Tensor]):
@@ -89,7 +142,3 @@ class _LazyTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._where)
-
-
-def _stored_tensors(component: Path) -> Mapping[str, Tensor]:
-    return _LazyTensors(weight_files(component))

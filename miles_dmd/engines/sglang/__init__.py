@@ -13,14 +13,12 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from miles_dmd import registry
-from miles_dmd.config.checkpoints import encoder_fingerprint
 from miles_dmd.config.values import Natural, OwnPath, Positive, Ranks, ReadPath, Threads
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
 from miles_dmd.engines.sglang.server_flags import require_one_device, words
 from miles_dmd.errors import ConfigError
-from miles_dmd.files import digests
 from miles_dmd.sampling.strategies import FEW_STEP
 
 
@@ -77,26 +75,13 @@ def check(args: Any) -> None:
     words(options.sglang_args)
     require_one_device(options.sglang_args, args.device)
     checkpoint = Path(_student_checkpoint(args))
-    served(args.model_family).text_length(checkpoint, args.max_sequence_length)
-    components = registry.load("models", args.model_family).components
-    _require_same_encoders(checkpoint, Path(args.teacher_path), components, digests(args.cache_dir))
+    served(args.model_family).text_length(checkpoint, registry.load("models", args.model_family).text_length(args))
 
 
 def _student_checkpoint(args: Any) -> str:
     """--actor-hf-checkpoint, or that of all."""
     own = {trainer.role: trainer.overrides for trainer in args.trainers}.get("actor", {})
     return str(own.get("hf_checkpoint", args.hf_checkpoint))
-
-
-def _require_same_encoders(student: Path, teacher: Path, components: Sequence[str], known: Path) -> None:
-    """Servers encode prompts with the student's checkpoint, trainers look them up as the teacher's has encoded them."""
-    if student.resolve() == teacher.resolve():
-        return
-    if encoder_fingerprint(components, student, known) != encoder_fingerprint(components, teacher, known):
-        raise ConfigError(
-            f"--teacher-checkpoint {teacher} has other text encoders than the student's --hf-checkpoint {student}, and "
-            "a SGLang server uses the latter's; pass --rollout-engine inprocess"
-        )
 
 
 def _refuse_for_attached(options: Options) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from miles_dmd import registry
 from miles_dmd.config.checkpoints import read_json
 from miles_dmd.errors import ConfigError
 
@@ -21,15 +20,14 @@ class Served:
     """Class that ``/model_info`` must name."""
     text_encoders: tuple[str, ...]
     """Components, in the order in which flags that are about all of them name them."""
-    text_length: Callable[[Path, int | None], int | None]
-    """(checkpoint, --max-sequence-length) -> what to send; None sends nothing. Raises ConfigError."""
+    text_length: Callable[[Path, int], int | None]
+    """(checkpoint, text length of the run) -> what to send; None sends nothing. Raises ConfigError."""
     fixed_parameters: frozenset[str]
     """Parameters of the server's network that are tables here, which no training changes."""
 
 
-def _sd3_text_length(checkpoint: Path, asked: int | None) -> int | None:
+def _sd3_text_length(checkpoint: Path, wanted: int) -> int | None:
     """SGLang applies one length to all three encoders, diffusers to T5 alone; its defaults are the real SD3's."""
-    wanted = asked or registry.load("models", "sd3").default_max_sequence_length(checkpoint)
     folders = ("tokenizer", "tokenizer_2")
     clip = {int(read_json(checkpoint / name / "tokenizer_config.json").get("model_max_length", 77)) for name in folders}
     if clip == {wanted}:

@@ -242,7 +242,7 @@ def build(
         height=height,
         width=width,
         shape=family.code().latent_shape(checkpoint, height, width),
-        text_length=served(args.model_family).text_length(checkpoint, args.max_sequence_length),
+        text_length=served(args.model_family).text_length(checkpoint, family.text_length(args)),
         grid_cure=f"start that server with --component-paths.scheduler {scheduler_directory(args)}",
     )
     clients = [

@@ -1,17 +1,20 @@
 """distillation.json is read whole, or refused in one line."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from miles_dmd.contracts.distillation import Distillation, read_distillation
+from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.errors import FormatError
 
 STUDENT = Distillation(
     sigmas=(1.0, 0.9, 0.75, 0.5),
     solver="renoise",
-    teacher="/models/teacher",
+    teacher="teacher",
+    teacher_sha256="ab" * 32,
+    weights=ExportReport(dtype="fp32", change_kept=1.0, stored_dtype="bf16", stored_change_kept=0.2),
     policy_version=7,
     student_call={"num_inference_steps": 4, "sigmas": [1.0, 0.75, 0.5, 0.25]},
     teacher_call={"num_inference_steps": 28},
@@ -23,6 +26,13 @@ def test_what_is_written_is_read(tmp_path):
     STUDENT.write(tmp_path)
 
     assert read_distillation(tmp_path) == STUDENT
+
+
+def test_a_file_of_before_the_share_and_the_fingerprint_is_read(tmp_path):
+    older = {name: value for name, value in DOCUMENT.items() if name not in ("weights", "teacher_sha256")}
+    (tmp_path / "distillation.json").write_text(json.dumps(older))
+
+    assert read_distillation(tmp_path) == replace(STUDENT, weights=None, teacher_sha256="")
 
 
 def test_newer_format_is_refused(tmp_path):
@@ -48,6 +58,10 @@ def test_newer_format_is_refused(tmp_path):
         json.dumps({**DOCUMENT, "solver": None}),
         json.dumps({**DOCUMENT, "student_call": []}),
         json.dumps({**DOCUMENT, "odd": {}}),
+        json.dumps({**DOCUMENT, "weights": 1}),
+        json.dumps({**DOCUMENT, "weights": {}}),
+        json.dumps({**DOCUMENT, "weights": {**DOCUMENT["weights"], "change_kept": "all"}}),
+        json.dumps({**DOCUMENT, "teacher_sha256": None}),
     ],
 )
 def test_broken_file_is_refused_in_one_line(tmp_path, text):

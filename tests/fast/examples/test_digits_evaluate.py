@@ -5,8 +5,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "digits"
 TEACHER = EXAMPLE / "teacher"
@@ -83,6 +85,36 @@ def test_samples_repeat_exactly_for_a_seed_and_differ_for_another(evaluate):
     assert first.equal(again)
     assert not first.equal(other)
     assert evaluate.grid_of(pipeline) == [1.0, 0.9, 0.75, 0.5]
+
+
+class Drawing:
+    """Draws as StableDiffusion3Pipeline with a re-noising scheduler does, and remembers what."""
+
+    def __init__(self):
+        self.initial, self.fresh = [], []
+
+    def __call__(self, prompts, *, generator, output_type):
+        self.initial += [torch.randn(4, 8, 8, generator=one) for one in generator]
+        self.fresh += [*torch.randn(len(prompts), 4, 8, 8), *torch.randn(len(prompts), 4, 8, 8)]
+        return SimpleNamespace(images=torch.zeros(len(prompts), 3, 64, 64))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_noise_is_drawn_twice(evaluate, seed):
+    pipeline = Drawing()
+
+    evaluate.sample(pipeline, {}, 250, seed)
+
+    drawn = [noise.numpy().tobytes() for noise in (*pipeline.initial, *pipeline.fresh)]
+    assert len(set(drawn)) == len(drawn) == 250 * 3
+
+
+def test_another_teacher_than_the_students_is_refused(evaluate, student, tmp_path, capsys):
+    said = {**DISTILLATION, "teacher": "digits", "teacher_sha256": "0" * 64}
+    (student / "distillation.json").write_text(json.dumps(said))
+
+    assert evaluate.main(["--student", str(student), "--samples", "100"]) == 2
+    assert f"--teacher {TEACHER} is not the teacher of this student, digits" in capsys.readouterr().err
 
 
 def test_the_shipped_teacher_draws_the_digit_that_was_asked_for(evaluate):
