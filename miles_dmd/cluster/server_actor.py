@@ -43,6 +43,7 @@ class RayServer:
         self._require_reachable(args, placement, bundle)
         self.actor = actor_class(ServerActor).options(**placement.options(bundle)).remote()
         supervisor.watch(self.name, self.actor)
+        supervisor.await_start()
         started = self.actor.start.remote(args, placement.device, number)
         self.url = str(supervisor.fetch(started, self.name, "starting"))
 

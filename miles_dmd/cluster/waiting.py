@@ -25,11 +25,19 @@ LAST_WORDS = 0.2
 class Supervisor:
     """Waits for calls, and looks after every process of the run meanwhile: whoever dies ends the wait.
 
-    ``died`` tells what of Ray is gone, or "". A call that takes longer than ``timeout`` seconds is given up.
+    ``died`` tells what of Ray is gone, or "". A call that takes longer than ``timeout`` seconds is given up, and a
+    process that has not started within ``start_timeout``; ``word`` is what Ray itself says of such a process.
     """
 
-    def __init__(self, timeout: float, died: Callable[[], str] = lambda: "") -> None:
-        self.timeout, self.died = timeout, died
+    def __init__(
+        self,
+        timeout: float,
+        died: Callable[[], str] = lambda: "",
+        *,
+        start_timeout: float = 120.0,
+        word: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.timeout, self.died, self.start_timeout, self.word = timeout, died, start_timeout, word
         self.sentinels: dict[ray.ObjectRef, str] = {}
         self._actors: dict[str, Any] = {}
 
@@ -38,11 +46,22 @@ class Supervisor:
         self._actors[who] = actor
         self.sentinels[actor.until_news.remote()] = who
 
+    def await_start(self) -> None:
+        """Returns when every process is there. One that Ray cannot start is tried again and again, without a word to
+        who waits for it."""
+        calls = {who: actor.started.remote() for who, actor in self._actors.items()}
+        try:
+            self._gather(calls, "starting", self.start_timeout)
+        except NoAnswer as error:
+            word = f"; Ray says: {said}" if (said := self.word()) else ""
+            raise ClusterError(f"{error}; --placement-timeout {self.start_timeout:g} is the limit{word}") from error
+
+    def _gather(self, calls: Mapping[str, ray.ObjectRef], doing: str, timeout: float) -> list[Any]:
+        return gather(calls, doing, timeout=timeout, sentinels=self.sentinels, heard=self._heard, died=self.died)
+
     def gather(self, calls: Mapping[str, ray.ObjectRef], doing: str) -> list[Any]:
         try:
-            return gather(
-                calls, doing, timeout=self.timeout, sentinels=self.sentinels, heard=self._heard, died=self.died
-            )
+            return self._gather(calls, doing, self.timeout)
         except NoAnswer as error:
             raise ClusterError(f"{error}; --remote-timeout {self.timeout:g} is the limit") from self._stacks(error.late)
         except MilesDmdError:

@@ -56,6 +56,10 @@ class Watched:
         return _news().take()
 
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
+    def started(self) -> None:
+        """Returns as soon as this process is there."""
+
+    @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
     def stacks(self) -> str:
         """Where each of this process's Python threads is."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}

@@ -12,7 +12,7 @@ from miles_dmd.config.flags import flag_name
 from miles_dmd.config.metric_names import metric_names
 from miles_dmd.config.networks import check_pipeline, require_alike
 from miles_dmd.config.overrides import check_read, check_run_wide
-from miles_dmd.config.places import check_device, check_places, check_ray_address
+from miles_dmd.config.places import check_device, check_interfaces, check_places, check_ray_address
 from miles_dmd.config.plugins import (
     check_engine_options,
     check_loss_options,
@@ -83,7 +83,7 @@ def check_batch_divides(args: Args) -> None:
         )
 
 
-OF_RAY = ("ray_address", "placement_timeout", "remote_timeout")
+OF_RAY = ("ray_address", "ray_auth_mode", "placement_timeout", "remote_timeout")
 """Arguments that nothing in a --local run reads."""
 
 
@@ -203,6 +203,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_local,
     check_places,
     check_device,
+    check_interfaces,
     check_ray_address,
     check_checkpoints,
     check_pixels,
