@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import subprocess
@@ -56,18 +57,20 @@ def mode_of(address: str, timeout: float) -> AuthMode:
     Not by trial and error in this process: Ray's core prints a warning of its own for each refusal, and ends the
     process where the mode asks for a token that is not there.
     """
-    wanted = os.environ.get("RAY_AUTH_MODE", "token")
-    command = [sys.executable, str(KNOCK), address]
+    command = [sys.executable, str(KNOCK), address, str(math.ceil(timeout) + 1)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
         answer = json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(
+            f"no answer from Ray within {timeout:g} s; --placement-timeout {timeout:g} is the limit"
+        ) from error
+    except (ValueError, IndexError) as error:
         raise ClusterError("it does not say whether it wants a token") from error
     if "unreachable" in answer:
         raise ClusterError(answer["unreachable"])
-    if "refused" in answer or (answer["mode"] == "token" and wanted.lower() != "token"):
-        why = answer.get("refused", f"RAY_AUTH_MODE={wanted} keeps this run from showing one; unset it")
-        raise ConfigError(f"--ray-address {address}: that Ray cluster wants a token, and {why}")
+    if "refused" in answer:
+        raise ConfigError(f"--ray-address {address}: that Ray cluster wants a token, and {answer['refused']}")
     mode: AuthMode = answer["mode"]
     return mode
 

@@ -1,13 +1,14 @@
 """A question to a Ray cluster, in a process of its own: does it want a token, and is the one here the right one?
 
-``python knock.py ADDRESS`` prints one of {"mode": "disabled"}, {"mode": "token"}, {"refused": what is wrong with the
-token}, {"unreachable": why}, as JSON. It imports nothing of ours.
+``python knock.py ADDRESS SECONDS`` prints one of {"mode": "disabled"}, {"mode": "token"}, {"refused": what is wrong with
+the token}, {"unreachable": why}, as JSON. It imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 NO_TOKEN = "InvalidAuthToken"
@@ -15,7 +16,7 @@ NO_TOKEN = "InvalidAuthToken"
 
 
 def knock(address: str) -> dict[str, str]:
-    os.environ.pop("RAY_AUTH_MODE", None)  # read when Ray is imported; without a token first
+    wanted = os.environ.pop("RAY_AUTH_MODE", "token")  # read when Ray is imported; without a token first
     import ray
     from ray._private.services import canonicalize_bootstrap_address
 
@@ -31,6 +32,8 @@ def knock(address: str) -> dict[str, str]:
         return {"unreachable": refusal}
     if not hasattr(ray._raylet, "AuthenticationTokenLoader"):
         return {"refused": f"Ray {ray.__version__} here knows none; install the version of the cluster"}
+    if wanted.lower() != "token":
+        return {"refused": f"RAY_AUTH_MODE={wanted} keeps this run from showing one; unset it"}
     return with_token(found)
 
 
@@ -83,4 +86,5 @@ def first_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
+    signal.alarm(int(sys.argv[2]))  # ends this process, also where the one that started it is gone
     print(json.dumps(knock(sys.argv[1])))

@@ -21,7 +21,7 @@ from miles_dmd.cluster.asking import LEAVING, Asker
 from miles_dmd.cluster.authentication import AuthMode, authenticating, mode_of, own_authentication
 from miles_dmd.cluster.guardian import Guardian
 from miles_dmd.config.places import no_cluster, unheard
-from miles_dmd.errors import ClusterError, ConfigError
+from miles_dmd.errors import ClusterError, ConfigError, MilesDmdError
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def _local_cluster(asker: Asker, timeout: float, auth_mode: AuthMode) -> Iterato
         own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(directory / RAYS)}
         with own_authentication(auth_mode, directory), _left(asker, guardian):
             with _same_handlers(), guardian.marking():
-                asker.ask("starting", timeout, lambda: _start(**own), _limit(timeout))
+                _ask_to_start(asker, timeout, own)
             session.processes = _servers()
             yield session
     finally:
@@ -108,6 +108,15 @@ def _root() -> str | None:
     splits command lines at spaces, and opens no path that is not ASCII."""
     usual = tempfile.gettempdir()
     return None if len(usual) <= LONGEST_TEMP and usual.isascii() and len(usual.split()) == 1 else "/tmp"
+
+
+def _ask_to_start(asker: Asker, timeout: float, own: Mapping[str, Any]) -> None:
+    try:
+        asker.ask("starting", timeout, lambda: _start(**own), _limit(timeout))
+    except MilesDmdError:
+        raise
+    except Exception as error:  # what Ray raises here is a bare Exception, of a paragraph
+        raise ClusterError(f"Ray could not be started on this machine: {str(error).split('. ')[0]}") from error
 
 
 def _start(**own: Any) -> None:
@@ -187,16 +196,15 @@ def _joined_cluster(address: str, asker: Asker, timeout: float) -> Iterator[Sess
         raise ClusterError(no_cluster(address, reason))
     _hush()
 
-    def ask(call: Callable[[], Any]) -> Any:
+    def ask(call: Callable[[], Any], seconds: float = timeout) -> Any:
         try:
-            return asker.ask(f"joining the cluster at {address}", timeout, call, _limit(timeout))
+            return asker.ask(f"joining the cluster at {address}", seconds, call, _limit(timeout))
         except ConfigError:
             raise
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ClusterError(no_cluster(address, str(error).splitlines()[0])) from error
 
-    # a limit of its own, for the process that asks; who waits for it gives up before
-    mode = ask(lambda: mode_of(address, timeout + LEAVING))
+    mode = ask(lambda: mode_of(address, timeout), timeout + LEAVING)
     with authenticating(mode):
         try:
             with _same_handlers():
