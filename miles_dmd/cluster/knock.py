@@ -1,7 +1,7 @@
 """A question to a Ray cluster, in a process of its own: does it want a token, and is the one here the right one?
 
-``python knock.py ADDRESS SECONDS`` prints one of {"mode": "disabled"}, {"mode": "token"}, {"refused": what is wrong with
-the token}, {"unreachable": why}, as JSON. It imports nothing of ours.
+``python knock.py ADDRESS SECONDS`` prints one of {"mode": "disabled"}, {"mode": "token"}, {"refused": why the token is
+not right}, {"unreachable": why}, as JSON. It imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def with_token(address: str) -> dict[str, str]:
     """With the one that Ray finds here."""
     import ray
 
+    os.environ["RAY_AUTH_MODE"] = "token"
+    ray._raylet.Config.initialize("")
     try:
-        here = ray._raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
+        here = ray._raylet.AuthenticationTokenLoader.instance().has_token()
     except ray.exceptions.AuthenticationError as error:
         return {"refused": f"{error.message}; {CURE}"}
     if not here:
         return {"refused": f"there is none here; {CURE}"}
-    os.environ["RAY_AUTH_MODE"] = "token"
-    ray._raylet.Config.initialize("")
     if not (refusal := refused(address)):
         return {"mode": "token"}
     if NO_TOKEN in refusal:
