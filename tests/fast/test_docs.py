@@ -20,8 +20,9 @@ FOREIGN = (
     {"--help", "--name", "--no-name", "--flag"},
     {"--local-dir", "--exclude", "--include", "--content", "--draft"},
     {"--tp-size", "--model-path", "--model-id", "--component-paths", "--host", "--port", "--warmup-mode", "--no-deps"},
+    {"--address", "--generate", "--head"},
 )
-"""Placeholders and what argparse adds; flags of `hf`, `towncrier`, `sglang serve` and `pip`."""
+"""Placeholders and what argparse adds; flags of `hf`, `towncrier`, `sglang serve` and `pip`, and `ray`."""
 SMALLEST = {
     "--local": None, "--device": "cpu", "--num-rollout": "1", "--rollout-batch-size": "4", "--micro-batch-size": "4",
     "--fake-update-ratio": "1", "--sample-prompts": "1",
