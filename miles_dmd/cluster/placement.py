@@ -8,6 +8,8 @@ Groups take turns on a device, so each process asks for an equal fraction of its
 from __future__ import annotations
 
 import math
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,8 @@ class Placement:
     device: str
     fraction: float
     cpu_threads: int
+    python: str | None = None
+    """Python of its processes, as a shell reads it; by default the one of the node's raylet."""
 
     def options(self, bundle: int) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
@@ -34,7 +38,8 @@ class Placement:
         threads = str(self.cpu_threads)
         # read by torch's thread pools when they are first imported, so it must be in the environment before that
         env = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
-        return {"scheduling_strategy": strategy, "runtime_env": {"env_vars": env}, **resources}
+        runtime: dict[str, Any] = {"env_vars": env} | ({"py_executable": self.python} if self.python else {})
+        return {"scheduling_strategy": strategy, "runtime_env": runtime, **resources}
 
     def nodes(self) -> dict[int, str]:
         """Bundle -> the node that it is on."""
@@ -67,7 +72,22 @@ def fraction_of_bundle(occupants: int) -> float:
     return math.floor(10_000 / occupants) / 10_000
 
 
-def place(sizes: Mapping[str, int], *, device: str, cpu_threads: int, timeout: float, servers: int = 0) -> Placement:
+def own_python() -> str | None:
+    """This process's Python as a shell reads it, where that is not the path itself: Ray starts a process that has an
+    environment of its own by ``bash -c "exec <path> ..."``, and a space would end the path."""
+    quoted = shlex.quote(sys.executable)
+    return quoted if quoted != sys.executable else None
+
+
+def place(
+    sizes: Mapping[str, int],
+    *,
+    device: str,
+    cpu_threads: int,
+    timeout: float,
+    servers: int = 0,
+    python: str | None = None,
+) -> Placement:
     """Reserve a bundle a rank; ``servers`` of the rollout engine take turns on the bundles. Raises ClusterError that
     tells who wants what and what is there."""
     bundles = max(sizes.values())
@@ -78,7 +98,8 @@ def place(sizes: Mapping[str, int], *, device: str, cpu_threads: int, timeout: f
     if not group.wait(timeout_seconds=timeout):
         remove_placement_group(group)
         raise ClusterError(f"{_wanted(sizes, bundles, bundle)}; not placed within {timeout:.0f} s: {_present()}")
-    return Placement(group, device, fraction_of_bundle(len(sizes) + 1 + math.ceil(servers / bundles)), cpu_threads)
+    fraction = fraction_of_bundle(len(sizes) + 1 + math.ceil(servers / bundles))
+    return Placement(group, device, fraction, cpu_threads, python)
 
 
 def _refuse_impossible(sizes: Mapping[str, int], bundles: int, bundle: Mapping[str, float]) -> None:

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from miles_dmd import version
 from miles_dmd.cluster.waiting import NoAnswer, gather
+from miles_dmd.config.places import missing_interface
 from miles_dmd.errors import ClusterError
 
 
@@ -23,12 +24,14 @@ class NodeReport:
     python: str
     missing: tuple[str, ...]
     free_gib: float
+    interface: str
+    """What is wrong with the network interface that its environment names; "" for nothing."""
 
 
 def report_node(node: str, checkpoints: Sequence[str]) -> NodeReport:
     """What this machine has; runs on the node itself."""
     missing = tuple(path for path in checkpoints if not (Path(path) / "model_index.json").is_file())
-    return NodeReport(node, version.VERSION, platform.python_version(), missing, _free_gib())
+    return NodeReport(node, version.VERSION, platform.python_version(), missing, _free_gib(), missing_interface())
 
 
 def check_nodes(checkpoints: Sequence[str], timeout: float = 120) -> list[NodeReport]:
@@ -51,6 +54,8 @@ def check_nodes(checkpoints: Sequence[str], timeout: float = 120) -> list[NodeRe
             raise ClusterError(
                 f"node {report.node} does not see {report.missing[0]}; put it on a path that all nodes share"
             )
+        if report.interface:
+            raise ClusterError(f"node {report.node}: {report.interface}, and start its raylet again")
     return reports
 
 

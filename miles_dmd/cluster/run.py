@@ -10,11 +10,11 @@ import ray
 
 from miles_dmd import registry
 from miles_dmd.cluster.asking import LEAVING
-from miles_dmd.cluster.placement import place
+from miles_dmd.cluster.placement import own_python, place
 from miles_dmd.cluster.preflight import check_nodes
 from miles_dmd.cluster.rollout_actor import RayRollouts
 from miles_dmd.cluster.server_actor import RayServer, serve_all
-from miles_dmd.cluster.session import every, ray_session
+from miles_dmd.cluster.session import every, ray_session, word_of_raylet
 from miles_dmd.cluster.trainer_group import RayTrainerGroup
 from miles_dmd.cluster.waiting import TICK, Supervisor
 from miles_dmd.contracts.engine import EngineType
@@ -40,15 +40,17 @@ def started(
     engine: EngineType = registry.load("engines", args.rollout_engine)
     student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
     limit, timeout = f"--placement-timeout {args.placement_timeout:g}", args.placement_timeout
-    with _tidied(student, engine), ray_session(args.ray_address, timeout) as session:
+    with _tidied(student, engine), ray_session(args.ray_address, timeout, args.ray_auth_mode) as session:
         ask = session.asker.ask
         checkpoints = sorted({args.teacher_path, *(own.hf_checkpoint for own in group_args.values())})
         for node in ask("looking at the nodes", timeout + LEAVING, lambda: check_nodes(checkpoints, timeout), limit):
             print(f"  {node.node}: miles_dmd {node.version}, {node.free_gib:.1f} GiB of memory free", flush=True)
         num_servers = engine.num_servers(args)
-        asked = {"device": args.device, "cpu_threads": args.cpu_threads, "timeout": timeout, "servers": num_servers}
+        asked: dict[str, Any] = {"device": args.device, "cpu_threads": args.cpu_threads, "timeout": timeout}
+        asked |= {"servers": num_servers, "python": own_python() if session.address is None else None}
         placement = ask("reserving the bundles", timeout + LEAVING, lambda: place(sizes, **asked), limit)
-        supervisor = Supervisor(args.remote_timeout, every(TICK, session.died))
+        died = every(TICK, session.died)
+        supervisor = Supervisor(args.remote_timeout, died, start_timeout=timeout, word=word_of_raylet)
         groups: dict[str, RayTrainerGroup] = {}
         others: list[RayRollouts | RayServer] = []
         try:
@@ -56,11 +58,11 @@ def started(
             for number in range(num_servers):
                 servers.append(RayServer(student, placement, number, supervisor))
                 others.append(servers[-1])
-            # processes start (and import torch) while the prompts are encoded
             rollouts = RayRollouts(placement, supervisor)
             others.append(rollouts)
             for name, size in sizes.items():
                 groups[name] = RayTrainerGroup(name, size, placement, supervisor)
+            supervisor.await_start()
             table = rollouts.encode(args, placement.device, texts)
             # then engine and trainers in turn, as they take turns on the device ever after
             urls = serve_all(servers, supervisor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import shutil
 import signal
 import tempfile
@@ -18,17 +17,21 @@ from typing import Any
 import ray
 import ray._private.worker
 
-from miles_dmd.cluster.asking import Asker
+from miles_dmd.cluster.asking import LEAVING, Asker
+from miles_dmd.cluster.authentication import AuthMode, authenticating, mode_of, own_authentication
 from miles_dmd.cluster.guardian import Guardian
 from miles_dmd.config.places import no_cluster, unheard
 from miles_dmd.early import SIGNALS
-from miles_dmd.errors import ClusterError
+from miles_dmd.errors import ClusterError, ConfigError, MilesDmdError
 
 logger = logging.getLogger(__name__)
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 LONGEST_TEMP = 20
 """Of a socket's path, 107 characters at most, Ray's own part takes the rest."""
+RAYS = "r"
+"""Ray's part of the cluster's directory. Ray lets everybody write to it, whatever the umask is; so it lies in one that
+is closed to others, with its sockets and logs, and the token beside it."""
 
 
 class Session:
@@ -54,49 +57,67 @@ class Session:
 
 
 @contextlib.contextmanager
-def ray_session(address: str | None, timeout: float) -> Iterator[Session]:
+def ray_session(address: str | None, timeout: float, auth_mode: AuthMode = "token") -> Iterator[Session]:
     """Join the cluster at ``address``, or start one on this machine; leave it, or stop it, at the end.
 
-    A process that already speaks to a cluster (a notebook, a test) keeps it. Raises ClusterError, also where the
-    cluster is not up within ``timeout`` seconds.
+    One that is started authenticates by ``auth_mode``; one that is joined knows itself what it wants. A process that
+    already speaks to a cluster (a notebook, a test) keeps it. Raises ConfigError where a cluster wants another token,
+    ClusterError where it is not up within ``timeout`` seconds.
     """
     asker = Asker()
     if ray.is_initialized():
         yield Session(ray.get_runtime_context().gcs_address, asker)
     elif address is not None:
-        try:
-            _join(address, asker, timeout)
-            yield Session(ray.get_runtime_context().gcs_address, asker)
-        finally:
-            _leave(asker)
+        with _joined_cluster(address, asker, timeout) as session:
+            yield session
     else:
-        with _local_cluster(asker, timeout) as session:
+        with _local_cluster(asker, timeout, auth_mode) as session:
             yield session
 
 
 @contextlib.contextmanager
-def _local_cluster(asker: Asker, timeout: float) -> Iterator[Session]:
+def _local_cluster(asker: Asker, timeout: float, auth_mode: AuthMode) -> Iterator[Session]:
     """In a directory of its own, so that runs on one machine share nothing; both are gone at the end."""
-    root = None if len(tempfile.gettempdir()) <= LONGEST_TEMP else "/tmp"
-    directory = Path(tempfile.mkdtemp(prefix="mdmd-", dir=root))
+    directory = Path(tempfile.mkdtemp(prefix="mdmd-", dir=_root()))
     guardian = Guardian(directory)
     session = Session(None, asker)
     try:
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         _hush()
-        own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(directory)}
-        with _same_handlers():
-            asker.ask("starting", timeout, lambda: _start(**own), _limit(timeout))
-        session.processes = _servers()
-        yield session
+        own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(directory / RAYS)}
+        with own_authentication(auth_mode, directory), _left(asker, guardian):
+            with _same_handlers(), guardian.marking():
+                _ask_to_start(asker, timeout, own)
+            session.processes = _servers()
+            yield session
     finally:
-        if asker.answers:
-            _leave(asker)
-            guardian.finish()
-        else:
-            guardian.finish()  # first: leaving a cluster takes a minute when nobody answers
-            _leave(asker)
+        guardian.finish()
         shutil.rmtree(directory, ignore_errors=True)  # what the driver wrote while it left
+
+
+@contextlib.contextmanager
+def _left(asker: Asker, guardian: Guardian) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if not asker.answers:
+            guardian.finish()  # first: leaving a cluster takes a minute when nobody answers
+        _leave()
+
+
+def _root() -> str | None:
+    """Where the directories of clusters are made; None for the system's choice, unless Ray could not use that: it
+    splits command lines at spaces, and opens no path that is not ASCII."""
+    usual = tempfile.gettempdir()
+    return None if len(usual) <= LONGEST_TEMP and usual.isascii() and len(usual.split()) == 1 else "/tmp"
+
+
+def _ask_to_start(asker: Asker, timeout: float, own: Mapping[str, Any]) -> None:
+    try:
+        asker.ask("starting", timeout, lambda: _start(**own), _limit(timeout))
+    except MilesDmdError:
+        raise
+    except Exception as error:  # what Ray raises here is a bare Exception, of a paragraph
+        raise ClusterError(f"Ray could not be started on this machine: {str(error).split('. ')[0]}") from error
 
 
 def _start(**own: Any) -> None:
@@ -116,9 +137,10 @@ def _limit(timeout: float) -> str:
     return f"--placement-timeout {timeout:g}"
 
 
-def _leave(asker: Asker) -> None:
-    """As far as Ray can be left: it is also left when it does not answer."""
-    if not (asker if asker.answers else Asker()).try_to("leaving the cluster", ray.shutdown):
+def _leave() -> None:
+    """As far as Ray can be left: it is also left when it does not answer. By an asker that minds no end
+    of Ray's servers, since leaving is what ends them."""
+    if not Asker().try_to("leaving the cluster", ray.shutdown):
         atexit.unregister(ray.shutdown)  # it would wait again, without a limit
 
 
@@ -170,16 +192,39 @@ def _lives(pid: int) -> bool:
     return bool(fields) and fields[0] != "Z"
 
 
-def _join(address: str, asker: Asker, timeout: float) -> None:
+@contextlib.contextmanager
+def _joined_cluster(address: str, asker: Asker, timeout: float) -> Iterator[Session]:
     if reason := unheard(address):
         raise ClusterError(no_cluster(address, reason))
     _hush()
-    doing = f"joining the cluster at {address}"
+
+    def ask(call: Callable[[], Any], seconds: float = timeout) -> Any:
+        try:
+            return asker.ask(f"joining the cluster at {address}", seconds, call, _limit(timeout))
+        except ConfigError:
+            raise
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ClusterError(no_cluster(address, str(error).splitlines()[0])) from error
+
+    mode = ask(lambda: mode_of(address, timeout), timeout + LEAVING)
+    with authenticating(mode):
+        try:
+            with _same_handlers():
+                ask(lambda: ray.init(address=address, **QUIET))
+            yield Session(ray.get_runtime_context().gcs_address, asker)
+        finally:
+            _leave()
+
+
+def word_of_raylet() -> str:
+    """The last lines that the raylet of this machine and what it tried to start have left on its standard error; ""
+    where that is nowhere to be found."""
+    node = ray._private.worker._global_node
     try:
-        with _same_handlers():
-            asker.ask(doing, timeout, lambda: ray.init(address=address, **QUIET), _limit(timeout))
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ClusterError(no_cluster(address, str(error).splitlines()[0])) from error
+        lines = _read(Path(node.get_logs_dir_path()) / "raylet.err").splitlines()
+    except AttributeError:  # a Ray without such a method
+        return ""
+    return " / ".join(dict.fromkeys(line.strip() for line in lines[-2:] if line.strip()))
 
 
 def every(seconds: float, question: Callable[[], str]) -> Callable[[], str]:

@@ -31,6 +31,7 @@ COLLECTIVE_MARGIN = 60.0
 
 class TrainerActor(Watched):
     def __init__(self, group: str, rank: int, size: int, timeout: float) -> None:
+        super().__init__()
         self.group, self.rank, self.size = group, rank, size
         self.timeout = timedelta(seconds=timeout + COLLECTIVE_MARGIN)
 

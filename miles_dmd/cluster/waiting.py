@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import time
@@ -12,39 +11,69 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 
+from miles_dmd.cluster.watched import END
 from miles_dmd.errors import ClusterError, MilesDmdError, Unanswered
 
 TICK = 2.0
 """Seconds between two looks at Ray itself."""
 GRACE = 2.0
 """Seconds in which a death is heard of that may have made another rank raise."""
-LAST_WORDS = 0.2
-"""Seconds in which news arrive that were on their way when something failed."""
+LAST_WORDS = 5.0
+"""Seconds after which processes that still owe what they said before something failed are no longer waited for."""
+STACKS = 20.0
+"""Seconds in which a late process tells where it is."""
 
 
 class Supervisor:
     """Waits for calls, and looks after every process of the run meanwhile: whoever dies ends the wait.
 
-    ``died`` tells what of Ray is gone, or "". A call that takes longer than ``timeout`` seconds is given up.
+    ``died`` tells what of Ray is gone, or "". A call that takes longer than ``timeout`` seconds is given up, and a
+    process that has not started within ``start_timeout``; ``word`` is what Ray itself says of such a process.
     """
 
-    def __init__(self, timeout: float, died: Callable[[], str] = lambda: "") -> None:
-        self.timeout, self.died = timeout, died
+    def __init__(
+        self,
+        timeout: float,
+        died: Callable[[], str] = lambda: "",
+        *,
+        start_timeout: float = 120.0,
+        word: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.timeout, self.died, self.start_timeout, self.word = timeout, died, start_timeout, word
         self.sentinels: dict[ray.ObjectRef, str] = {}
         self._actors: dict[str, Any] = {}
 
     def watch(self, who: str, actor: Any) -> None:
         """``actor``, a Watched one, belongs to the run from now on."""
         self._actors[who] = actor
-        self.sentinels[actor.until_news.remote()] = who
+        self._listen(who)
+
+    def await_start(self) -> None:
+        """Returns when every process is there. One that Ray cannot start is tried again and again, without a word to
+        who waits for it."""
+        calls = {who: actor.started.remote() for who, actor in self._actors.items()}
+        try:
+            self._gather(calls, "starting", self.start_timeout)
+        except NoAnswer as error:
+            word = f"; Ray says: {said}" if (said := self.word()) else ""
+            raise ClusterError(f"{error}; --placement-timeout {self.start_timeout:g} is the limit{word}") from error
+
+    def _gather(
+        self,
+        calls: Mapping[str, ray.ObjectRef],
+        doing: str,
+        timeout: float,
+        count: Callable[[int], None] = lambda done: None,
+    ) -> list[Any]:
+        look: dict[str, Any] = {"sentinels": self.sentinels, "heard": self._heard, "died": self.died, "count": count}
+        return gather(calls, doing, timeout=timeout, **look)
 
     def gather(
         self, calls: Mapping[str, ray.ObjectRef], doing: str, count: Callable[[int], None] = lambda done: None
     ) -> list[Any]:
         """``count`` hears how many of the calls are done."""
-        look: dict[str, Any] = {"sentinels": self.sentinels, "heard": self._heard, "died": self.died, "count": count}
         try:
-            return gather(calls, doing, timeout=self.timeout, **look)
+            return self._gather(calls, doing, self.timeout, count)
         except NoAnswer as error:
             raise Unanswered(f"{error}; --remote-timeout {self.timeout:g} is the limit") from self._stacks(error.late)
         except MilesDmdError:
@@ -52,20 +81,35 @@ class Supervisor:
             raise
 
     def _heard(self, ref: ray.ObjectRef) -> None:
-        """An actor had something to say; it is listened to again."""
+        """An actor had something to say; it is listened to again, unless it is dead."""
         who = self.sentinels.pop(ref)
+        said = ray.get(ref)
+        for name, level, message in said:
+            if name:
+                logging.getLogger(name).log(level, "%s: %s", who, message)
+        if END not in said:
+            self._listen(who)
+
+    def _listen(self, who: str) -> None:
         self.sentinels[self._actors[who].until_news.remote()] = who
-        for name, level, message in ray.get(ref):
-            logging.getLogger(name).log(level, "%s: %s", who, message)
 
     def _hear_the_last(self) -> None:
         """What was said just before a failure may tell why."""
         if self.died():
             return
-        time.sleep(LAST_WORDS)
-        for ref in ray.wait(list(self.sentinels), num_returns=len(self.sentinels), timeout=0)[0]:
-            with contextlib.suppress(RayError):  # dead ones have nothing to say
-                self._heard(ref)
+        living = set(self.sentinels.values())
+        for who in living:
+            self._actors[who].end_news.remote()
+        limit = time.monotonic() + LAST_WORDS
+        while self.sentinels and (left := limit - time.monotonic()) > 0:
+            for ref in ray.wait(list(self.sentinels), timeout=left)[0]:
+                who = self.sentinels[ref]
+                try:
+                    self._heard(ref)
+                except RayError:  # dead ones have nothing to say
+                    living.discard(who)
+        for who in living - set(self.sentinels.values()):
+            self._listen(who)
 
     def fetch(self, ref: ray.ObjectRef, who: str, doing: str) -> Any:
         return self.gather({who: ref}, doing)[0]
@@ -73,7 +117,7 @@ class Supervisor:
     def _stacks(self, late: Sequence[str]) -> ClusterError:
         """Where those who do not answer are, for the traceback."""
         asked = {who: self._actors[who].stacks.remote() for who in late if who in self._actors}
-        done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=5) if asked else ([], [])
+        done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=STACKS) if asked else ([], [])
         shown = [f"{who} is at\n{ray.get(ref, timeout=5)}" for who, ref in asked.items() if ref in done]
         return ClusterError("\n".join(shown) or "nobody tells where they are")
 

@@ -23,6 +23,8 @@ GROUP = "watch"
 
 Said = tuple[str, int, str]
 """Logger, level and message."""
+END: Said = ("", logging.NOTSET, "")
+"""All that was said before it has been taken."""
 
 
 class News(logging.Handler):
@@ -41,6 +43,10 @@ class News(logging.Handler):
         while not self._said.empty():
             said.append(self._said.get())
         return said
+
+    def end(self) -> None:
+        """Whoever waits hears what was said so far, and that it is all."""
+        self._said.put(END)
 
 
 @functools.cache
@@ -72,10 +78,22 @@ class Watched:
             if inspect.isfunction(method):
                 setattr(cls, name, _exits_told(method))
 
+    def __init__(self) -> None:
+        _news()  # before the first call, which may warn: the calls of two concurrency groups have no order
+
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
     def until_news(self) -> list[Said]:
         """Returns when this process has something to say; who waits for it also hears of its end."""
         return _news().take()
+
+    @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
+    def end_news(self) -> None:
+        """``until_news`` returns END behind what was said until now."""
+        _news().end()
+
+    @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
+    def started(self) -> None:
+        """Returns as soon as this process is there."""
 
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
     def stacks(self) -> str:

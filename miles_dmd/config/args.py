@@ -139,7 +139,11 @@ class RunArgs:
     dry_run: bool = False
     """Print the resolved run (trainers, schedule, batches, memory) and stop."""
     ray_address: str | None = None
-    """Ray cluster to join; by default one is started on this machine."""
+    """Ray cluster to join; by default one is started on this machine. Where the cluster wants a token, it is the one in
+    RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token."""
+    ray_auth_mode: Literal["token", "disabled"] = "token"
+    """token: processes of the Ray that a run starts show each other a secret of that run; disabled: every user of this
+    machine can run code as you while the run lasts. As RAY_AUTH_MODE says it to Ray."""
     cpu_threads: Threads = 1
     """Torch threads of a rank that computes on the CPU."""
     cache_dir: OwnPath = "~/.cache/miles_dmd"
@@ -149,7 +153,8 @@ class RunArgs:
     sample_prompts: Natural = 10
     """Prompts in a grid of samples; 0 for none."""
     placement_timeout: Positive = 120.0
-    """Seconds to wait for Ray to place all trainer groups, before saying what is missing."""
+    """Seconds to wait for Ray to place all trainer groups, and for their processes to start, before saying what is
+    missing."""
     remote_timeout: Positive = 1800.0
     """Seconds that one call of a trainer rank or of the rollout worker may take; longer, and the run is ended."""
     max_consecutive_skipped_cycles: Natural = 0

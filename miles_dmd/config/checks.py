@@ -13,7 +13,7 @@ from miles_dmd.config.idle import check_idle
 from miles_dmd.config.metric_names import metric_names
 from miles_dmd.config.networks import check_pipeline, distilled, require_alike
 from miles_dmd.config.overrides import check_read, check_run_wide
-from miles_dmd.config.places import check_device, check_places, check_ray_address
+from miles_dmd.config.places import check_device, check_interfaces, check_places, check_ray_address
 from miles_dmd.config.plan_rules import check_models, check_plan_is_obeyed
 from miles_dmd.config.plugins import (
     check_engine_options,
@@ -217,6 +217,7 @@ RULES: tuple[Callable[[Args], None], ...] = (
     check_warmup,
     check_places,
     check_device,
+    check_interfaces,
     check_ray_address,
     check_checkpoints,
     check_models,

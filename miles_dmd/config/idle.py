@@ -31,7 +31,7 @@ def _alarms(args: Args) -> bool:
 
 UNREAD = (
     Unread(
-        ("ray_address", "placement_timeout", "remote_timeout"),
+        ("ray_address", "ray_auth_mode", "placement_timeout", "remote_timeout"),
         lambda args: args.local,
         "speaks of Ray, and --local runs everything in this process; drop one of the two",
     ),

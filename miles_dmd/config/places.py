@@ -1,6 +1,7 @@
 """Preflight of places: output directories, device, Ray address."""
 
 import ctypes
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_conf
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import unwritable
 
+INTERFACES = "GLOO_SOCKET_IFNAME"
 OWN_RUNS = "runs"
 """Where a run without --save is kept."""
 
@@ -53,9 +55,36 @@ def ranks(args: Args) -> int:
     return max(compute_trainer_args(args, trainer).num_trainer_ranks for trainer in compute_trainer_configs(args))
 
 
+def check_interfaces(args: Args) -> None:
+    """Raises ConfigError for a network interface that this machine has not, where the processes of the run are here."""
+    here = args.ray_address is None and "ray" not in sys.modules
+    if here and args.device != "cuda" and (missing := missing_interface(on_cpu=args.device == "cpu")):
+        raise ConfigError(missing)
+
+
+def missing_interface(*, on_cpu: bool = False) -> str:
+    """GLOO_SOCKET_IFNAME where it names none of this machine's, and the cure; else "". Whoever computes on the CPU
+    reads it, also where there is one rank, and gloo's error names the interface alone."""
+    if not on_cpu and has_cuda():
+        return ""
+    here = [name for _, name in socket.if_nameindex()]
+    for name in filter(None, os.environ.get(INTERFACES, "").split(",")):
+        if name not in here:
+            return (
+                f"{INTERFACES}={name}: this machine has no such network interface; name one of {', '.join(here)}, or "
+                "unset it"
+            )
+    return ""
+
+
 def check_ray_address(args: Args) -> None:
     """Raises ConfigError for what is no address; whether a cluster is there, a run that starts asks."""
     address = args.ray_address
+    if address is not None and args.ray_auth_mode != "token":
+        raise ConfigError(
+            f"--ray-auth-mode {args.ray_auth_mode} is about a Ray that the run starts, and --ray-address {address} "
+            "joins one, which decides itself; drop one of the two"
+        )
     if address is None or address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

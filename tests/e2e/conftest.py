@@ -20,18 +20,19 @@ def faults(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(faults):
-    """Four logical CPUs, whatever this machine has: ranks take turns here anyway."""
-    import ray
+def ray_cluster(faults, tmp_path_factory):
+    """Four logical CPUs, whatever this machine has: ranks take turns here anyway. It wants a token, as ours do."""
+    from miles_dmd.cluster.authentication import own_authentication  # first: its package sets what Ray reads
 
-    from miles_dmd.cluster import session  # noqa: F401 - sets what Ray reads when it is imported
+    import ray  # isort: skip
 
-    ray.init(
-        address="local", num_cpus=4, num_gpus=0, include_dashboard=False, _node_ip_address="127.0.0.1",
-        object_store_memory=200 << 20, log_to_driver=False, logging_level="ERROR",
-    )  # fmt: skip
-    yield
-    ray.shutdown()
+    with own_authentication("token", tmp_path_factory.mktemp("ray")):
+        ray.init(
+            address="local", num_cpus=4, num_gpus=0, include_dashboard=False, _node_ip_address="127.0.0.1",
+            object_store_memory=200 << 20, log_to_driver=False, logging_level="ERROR",
+        )  # fmt: skip
+        yield
+        ray.shutdown()
 
 
 SGLANG_VENV = Path(__file__).parents[2] / ".sglang-venv"

@@ -3,7 +3,7 @@
 import logging
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,17 +14,21 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
-def test_run_joins_a_cluster_of_two_nodes(make_args, tmp_path):
+def test_run_joins_a_cluster_of_two_nodes_that_wants_a_token(make_args, tmp_path, monkeypatch):
     """Ranks of a group sit on different nodes: each node has one CPU, and the run wants two bundles."""
     import ray
     from ray.cluster_utils import Cluster
 
+    from miles_dmd.cluster.authentication import TOKEN_FILE, own_authentication
     from miles_dmd.run import DistillationTrainer
 
     ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
-    try:
+    with own_authentication("token", tmp_path):
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
         cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / TOKEN_FILE))
+    try:
         more = ("--ray-address", cluster.address, "--num-trainer-ranks", "2", "--num-rollout", "1")
         args = make_args(*more, "--save", str(tmp_path / "run"))
         controller = DistillationTrainer(args).fit()
@@ -56,9 +60,12 @@ def test_address_without_a_cluster_is_refused_in_one_line(flags, tmp_path):
 
 
 class Rank:
+    def hang(self):
+        threading.Event().wait()  # until somebody ends the process
+
     def work(self, outcome):
         if outcome == "hang":
-            time.sleep(60)
+            self.hang()
         if outcome == "refuse":
             raise ConfigError("--lr 0 is too small")
         if outcome == "break":
@@ -98,18 +105,17 @@ def ranks(ray_cluster):
     ],
 )
 def test_failure_of_one_rank_is_told_while_another_hangs(ray_cluster, outcome, error, message):
+    """For ever: a wait for that one would not end."""
     import ray
 
     from miles_dmd.cluster.waiting import gather
 
     actors = [ray.remote(Rank).options(num_cpus=0).remote() for _ in range(2)]
     calls = {"critic rank 0": actors[0].work.remote("hang"), "critic rank 1": actors[1].work.remote(outcome)}
-    started = time.monotonic()
 
     with pytest.raises(error, match=message):
         gather(calls, "training")
 
-    assert time.monotonic() - started < 50
     for actor in actors:
         ray.kill(actor)
 
@@ -123,8 +129,8 @@ def test_results_come_in_the_order_of_the_calls(ranks):
 def test_late_rank_is_named(ranks):
     from miles_dmd.cluster.waiting import gather
 
-    with pytest.raises(ClusterError, match="no answer from critic rank 0 within 1 s while scoring"):
-        gather({"critic rank 0": ranks[0].work.remote("hang")}, "scoring", timeout=1)
+    with pytest.raises(ClusterError, match="no answer from critic rank 0 within 0 s while scoring"):
+        gather({"critic rank 0": ranks[0].work.remote("hang")}, "scoring", timeout=0.1)
 
 
 @pytest.fixture
@@ -203,14 +209,84 @@ def test_who_says_how_far_it_is_has_its_time_anew(supervised, caplog, monkeypatc
 
 
 def test_rank_that_is_late_is_named_with_the_flag_and_where_it_hangs(supervised):
+    import ray
+
     supervisor, (hanging, _) = supervised(1)
+    call = hanging.work.remote("hang")
+    while "self.hang()" not in ray.get(hanging.stacks.remote()):
+        pass
 
     with pytest.raises(ClusterError) as raised:
-        supervisor.fetch(hanging.work.remote("hang"), "critic rank 0", "scoring")
+        supervisor.fetch(call, "critic rank 0", "scoring")
 
     told = "no answer from critic rank 0 within 1 s while scoring; --remote-timeout 1 is the limit"
     assert str(raised.value) == told
-    assert "time.sleep(60)" in str(raised.value.__cause__)
+    assert "self.hang()" in str(raised.value.__cause__)
+
+
+def test_process_that_cannot_start_is_named_with_the_limit_and_rays_own_word(ray_cluster):
+    """Ray tries again and again, and tells nobody who waits."""
+    import ray
+
+    from miles_dmd.cluster.session import word_of_raylet
+    from miles_dmd.cluster.waiting import Supervisor
+    from miles_dmd.cluster.watched import Watched, actor_class
+
+    actors = [
+        actor_class(Watched).options(num_cpus=0, runtime_env={"py_executable": python}).remote()
+        for python in (sys.executable, "/no/such/python")
+    ]
+    supervisor = Supervisor(3600, start_timeout=20, word=word_of_raylet)
+    for rank, actor in enumerate(actors):
+        supervisor.watch(f"critic rank {rank}", actor)
+
+    with pytest.raises(ClusterError) as raised:
+        supervisor.await_start()
+
+    for actor in actors:
+        ray.kill(actor)
+    told = "no answer from critic rank 1 within 20 s while starting; --placement-timeout 20 is the limit; Ray says: "
+    assert str(raised.value).startswith(told)
+    assert "/no/such/python: No such file or directory" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_processes_start_by_a_python_in_a_folder_that_a_shell_would_split(ray_cluster, tmp_path, monkeypatch):
+    import ray
+
+    from miles_dmd.cluster.placement import own_python, place
+    from miles_dmd.cluster.watched import Watched, actor_class
+
+    folder = tmp_path / "my (own) environment's"
+    folder.symlink_to(sys.prefix)
+    python = folder / "bin" / Path(sys.executable).name
+    monkeypatch.setattr(sys, "executable", str(python))
+    placement = place({"critic": 1}, device="cpu", cpu_threads=1, timeout=240, python=own_python())
+
+    class Seen(Watched):
+        def python(self):
+            return sys.executable
+
+    actor = actor_class(Seen).options(**placement.options(0)).remote()
+    started_by = ray.get(actor.python.remote(), timeout=240)
+    ray.kill(actor)
+    placement.remove()
+
+    assert started_by == str(python)
+
+
+def test_node_whose_environment_names_another_machines_interface_is_named(ray_cluster, teacher, monkeypatch):
+    import ray
+
+    from miles_dmd.cluster import preflight
+
+    there = ray.remote(preflight.report_node).options(
+        num_cpus=0, runtime_env={"env_vars": {"GLOO_SOCKET_IFNAME": "eth7", "CUDA_VISIBLE_DEVICES": ""}}
+    )
+    monkeypatch.setattr(preflight, "_on", lambda node_id: there)
+
+    with pytest.raises(ClusterError, match=r"node \S+ .*: GLOO_SOCKET_IFNAME=eth7: .*, and start its raylet again"):
+        preflight.check_nodes([str(teacher)])
 
 
 def test_end_of_ray_is_told_while_ranks_work(supervised):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 FAULTY = ("--loss-type", "faulty.loss", "--rollout-engine", "faulty.engine", "--save-interval", "1")
 CYCLES = 3
 """One of warm-up, two with a student step; processes die in the second."""
-GONE = 30
+GONE = 120
 PLACES = {"student": "student 1", "fake": "fake 3", "sync": "sync 1"}
 HELD_BY = {"student": "actor-0", "fake": "critic-0", "sync": "rollout"}
 
@@ -237,7 +238,8 @@ def test_end_of_ray_while_it_is_left_is_not_waited_for(start):
 
     assert run.process.wait(GONE) == 143, run.output.read_text()
     run.assert_gone(since)
-    assert "Ray's gcs_server on this machine died while giving the bundles back" in run.output.read_text()
+    told = r"Ray's gcs_server on this machine died while (ending its actors|giving the bundles back)"
+    assert re.search(told, run.output.read_text())
     assert last_line(run) == "train_diffusion.py: stopped by SIGTERM; it has no checkpoint"
 
 
@@ -324,11 +326,11 @@ def test_held_cycle_ends(start, saves, signals, code, says):
     run = start(f"hold {PLACES['student']}", "--local", "--save-interval", saves)
     run.wait(lambda: trigger("student", run.faults, run.directory), "student")
 
-    for number in signals:
+    for number, heard in zip(signals, [says, ""], strict=False):
         run.process.send_signal(number)
-        time.sleep(0.3)
+        wait_for(lambda heard=heard: heard in run.output.read_text(), GONE, heard)
 
-    assert run.process.wait(10) == code
+    assert run.process.wait(GONE) == code
     assert says in last_line(run)
 
 

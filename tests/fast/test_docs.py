@@ -22,8 +22,9 @@ FOREIGN = (
     {"--tp-size", "--model-path", "--model-id", "--component-paths", "--host", "--port", "--warmup-mode", "--no-deps"},
     {"--component-residency", "--dit-precision", "--vae-precision", "--text-encoder-precisions", "--strict-ports"},
     {"--sleep-on-idle", "--log-level", "--por"},
+    {"--address", "--generate", "--head"},
 )
-"""Placeholders and what argparse adds; flags of `hf`, `towncrier`, `sglang serve` and `pip`."""
+"""Placeholders and what argparse adds; flags of `hf`, `towncrier`, `sglang serve` and `pip`, and `ray`."""
 SMALLEST = {
     "--local": None, "--device": "cpu", "--num-rollout": "1", "--rollout-batch-size": "4", "--micro-batch-size": "4",
     "--fake-update-ratio": "1", "--sample-prompts": "1",
