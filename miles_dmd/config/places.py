@@ -65,7 +65,7 @@ def check_interfaces(args: Args) -> None:
 def missing_interface(*, on_cpu: bool = False) -> str:
     """GLOO_SOCKET_IFNAME where it names none of this machine's, and the cure; else "". Whoever computes on the CPU
     reads it, also where there is one rank, and gloo's error names the interface alone."""
-    if not on_cpu and has_cuda():
+    if not on_cpu and cuda_devices() != 0:
         return ""
     here = [name for _, name in socket.if_nameindex()]
     for name in filter(None, os.environ.get(INTERFACES, "").split(",")):

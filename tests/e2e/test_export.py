@@ -34,7 +34,7 @@ def stored(teacher, tmp_path_factory):
 def average_of(trainer):
     return {
         name: value
-        for part in trainer.executor.groups["actor"].trainer.weights(averaged=True)
+        for part in trainer.executor._groups["actor"].trainer.weights("student", averaged=True)
         for name, value in part.items()
     }
 
@@ -95,7 +95,7 @@ def test_the_last_grid_is_drawn_from_the_files(make_args, stored, tmp_path):
 
     trainer.fit()
 
-    engine = trainer.executor.rollouts.worker.engine.model.network
+    engine = trainer.executor._rollouts.engine.model.network
     written = parameters(tmp_path / "student")
     for name, value in engine.named_parameters():
         assert torch.equal(value, written[name].float()), name

@@ -5,7 +5,7 @@ import types
 from dataclasses import replace
 
 import pytest
-from miles_dmd.plan.contracts import ExportSpec
+from miles_dmd.plan import ExportSpec
 from safetensors.torch import load_file
 
 from miles_dmd.contracts.distillation import read_distillation

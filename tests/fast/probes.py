@@ -10,7 +10,8 @@ from miles_dmd.hooks import SampleGrids
 from miles_dmd.journal import Journal
 from miles_dmd.local import init_single_rank
 from miles_dmd.losses.dmd2 import loss_type as dmd2
-from miles_dmd.network.conditions import PromptTable, ensure_table
+from miles_dmd.network.conditions import PromptTable
+from miles_dmd.network.encoding import ensure_table
 from miles_dmd.plan import TrainerCounters
 from miles_dmd.prompts import PromptSource
 from miles_dmd.rollout import RolloutWorker
@@ -36,14 +37,14 @@ class House:
         own = compute_trainer_args(self.args, config)
         return Trainer(
             own, role, plan=self.plan, loss_type=dmd2, compute=choose_compute("cpu", own.compute_dtype),
-            prompts=self.prompts, horizon=self.plan.optimizer_steps(own.num_rollout)[self.plan.trainable_role(role)],
+            prompts=self.prompts, horizons=self.plan.optimizer_steps(own.num_rollout),
         )  # fmt: skip
 
     def batch(self):
         requests = RolloutBatches(
             self.args, PromptSource(self.args.prompt_data, self.args.seed), None, None
         )._requests()
-        return RolloutWorker(self.args, compute=self.compute, prompts=self.prompts).generate([requests], 1)[0][0]
+        return RolloutWorker(self.args, compute=self.compute, prompts=self.prompts).generate([requests], 1)[0].chunks[0]
 
 
 def sums(named):
@@ -53,8 +54,9 @@ def sums(named):
 def stepped(trainer, batch, external):
     """Two steps: the second one knows of the first one's moments, learning rate and average."""
     reports = [trainer.train(batch, external).metrics for _ in range(2)]
-    average = sums(trainer.ema.named_parameters()) if trainer.ema else {}
-    return reports, sums(trainer.models[trainer.trained].network.named_parameters()), average
+    (trained,) = trainer.trained.values()
+    average = sums(trained.average.named_parameters()) if trained.average else {}
+    return reports, sums(trained.network.named_parameters()), average
 
 
 @functools.cache

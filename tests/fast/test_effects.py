@@ -139,6 +139,8 @@ EFFECTS = {
     "local": shown_by("tests/e2e/test_run.py::test_ray_run_equals_the_local_run"),
     "dry_run": shown_by("tests/fast/config/test_checks.py::test_a_run_needs_weights_and_a_dry_run_does_not"),
     "ray_address": shown_by("tests/e2e/test_cluster.py::test_run_joins_a_cluster_of_two_nodes"),
+    "export_dtype": shown_by("tests/e2e/test_export.py::test_the_share_is_told_and_auto_loses_nothing"),
+    "ray_auth_mode": shown_by("tests/fast/config/test_ray_places.py::test_ray_authenticates_unless_it_is_told_not_to"),
     "cpu_threads": read_by("cluster/trainer_actor"),
     "cache_dir": shown_by("tests/fast/test_teacher.py::test_they_are_drawn_once_for_what_they_depend_on"),
     "sample_interval": changes("drawn", "--sample-interval 1", beside="--sample-prompts 2"),
@@ -179,6 +181,9 @@ EFFECTS = {
     ),
     "sglang_deadline": shown_by("tests/e2e/test_sglang.py::test_rollout_goes_on_without_a_server_that_fails"),
     "sglang_weights": shown_by("tests/e2e/test_sglang.py::test_weights_travel_either_way"),
+    "verify_weights_interval": shown_by(
+        "tests/fast/engines/test_sglang_sampler.py::test_updates_are_compared_as_often_as_asked"
+    ),
     "verify_weights": shown_by(
         "tests/fast/engines/test_sglang_sampler.py::test_updates_are_compared_as_often_as_asked"
     ),

@@ -70,7 +70,7 @@ def parameters(actor):
 
 def update(actor, tensors, version):
     for number, (name, tensor) in enumerate(tensors.items(), 1):
-        actor.update_weights({name: tensor}, number == len(tensors), version)
+        actor.feed("update_weights", {name: tensor}, number == len(tensors), version)
 
 
 def test_engine_takes_one_parameter_after_another(actor):
