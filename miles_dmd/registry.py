@@ -7,6 +7,7 @@ add a file: no table to edit, no import for its side effect. One that lives else
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -68,8 +69,7 @@ class Wing(Registry[T]):
     @property
     def names(self) -> tuple[str, ...]:
         """Sorted; no plug-in is imported."""
-        files = pkgutil.iter_modules(importlib.import_module(self.package).__path__)
-        return tuple(sorted({*self._things, *(file.name for file in files if not file.name.startswith("_"))}))
+        return tuple(sorted({*self._things, *_files(self.package)}))
 
     def get(self, name: str) -> T:
         """Raises NotFound for a name that stands for nothing, or for something else."""
@@ -92,6 +92,13 @@ class Wing(Registry[T]):
         if file in self.names:
             return f"{self.package}.{file}"
         return name if _is_import_path(name) else None
+
+
+@functools.cache
+def _files(package: str) -> frozenset[str]:
+    """Names of the modules and packages in ``package``. Listed once: a run asks for plug-ins some hundred times."""
+    files = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return frozenset(file.name for file in files if not file.name.startswith("_"))
 
 
 WINGS: Mapping[str, Wing[Any]] = {

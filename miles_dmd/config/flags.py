@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import importlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -130,6 +131,7 @@ def docstrings(arguments: type) -> Mapping[str, str]:
     return found
 
 
+@functools.cache
 def _docstrings_of(arguments: type) -> dict[str, str]:
     source = getattr(importlib.import_module(arguments.__module__), "__file__", None)
     if source is None:

@@ -44,6 +44,11 @@ def best(**values):
     return lambda driver: driver["observers"]["best"]["best"].update(values)
 
 
+def of_role(change):
+    """The same change of what trainer.json says of its one trained role."""
+    return lambda trainer: change(*trainer["roles"].values())
+
+
 FORGED = {
     "prompts before": ("driver.json", cursor(0), "prompts.cursor 0"),
     "prompts off by one": ("driver.json", cursor(25), "prompts.cursor 25"),
@@ -66,20 +71,22 @@ FORGED = {
     "best student of a later step": ("driver.json", best(global_step=2), "best.best"),
     "best student by another metric": ("driver.json", best(metric="n"), "best.best"),
     "more steps of the optimizer": (
-        "actor/trainer.json", lambda t: t["optimizer_steps"].update(w=2), "optimizer_steps of at most 2"),
+        "actor/trainer.json", of_role(lambda r: r["optimizer_steps"].update(w=2)), "optimizer_steps of at most 2"),
     "no steps of the optimizer": (
-        "critic/trainer.json", lambda t: t["optimizer_steps"].clear(), "optimizer_steps of at most 0"),
+        "critic/trainer.json", of_role(lambda r: r["optimizer_steps"].clear()), "optimizer_steps of at most 0"),
     "all steps of another cycle": (
-        "critic/trainer.json", lambda t: t.update(optimizer_steps={"w": 6}, scheduler_steps=6), "scheduler_steps 6"),
+        "critic/trainer.json", of_role(lambda r: r.update(optimizer_steps={"w": 6}, scheduler_steps=6)),
+        "scheduler_steps 6"),
     "learning rate of another step": (
-        "critic/trainer.json", lambda t: t.update(scheduler_steps=3), "scheduler_steps 3"),
-    "average of another step": ("actor/trainer.json", lambda t: t.update(average_steps=0), "average_steps 0"),
-    "average without steps": ("actor/trainer.json", lambda t: t.update(average_steps=None), "average.w"),
-    "average that is not there": ("critic/trainer.json", lambda t: t.update(average_steps=4), "average.w"),
+        "critic/trainer.json", of_role(lambda r: r.update(scheduler_steps=3)), "scheduler_steps 3"),
+    "average of another step": ("actor/trainer.json", of_role(lambda r: r.update(average_steps=0)), "average_steps 0"),
+    "average without steps": ("actor/trainer.json", of_role(lambda r: r.update(average_steps=None)), "average.w"),
+    "average that is not there": ("critic/trainer.json", of_role(lambda r: r.update(average_steps=4)), "average.w"),
     "moments of no parameter": (
-        "critic/trainer.json", lambda t: t["optimizer_steps"].update(v=4), "exp_avg.v"),
-    "another parameter": ("actor/trainer.json", lambda t: t["parameters"].append("v"), "average.v"),
-    "a parameter twice": ("actor/trainer.json", lambda t: t["parameters"].append("w"), "names a parameter twice"),
+        "critic/trainer.json", of_role(lambda r: r["optimizer_steps"].update(v=4)), "exp_avg.v"),
+    "another parameter": ("actor/trainer.json", of_role(lambda r: r["parameters"].append("v")), "average.v"),
+    "a parameter twice": (
+        "actor/trainer.json", of_role(lambda r: r["parameters"].append("w")), "names a parameter twice"),
     "other ranks": ("actor/trainer.json", lambda t: t.update(ranks=2), "ranks 2"),
 }  # fmt: skip
 
