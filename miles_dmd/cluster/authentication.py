@@ -35,7 +35,7 @@ def own_authentication(mode: AuthMode, directory: Path) -> Iterator[None]:
         return
     if not _is_built_in():
         raise ConfigError(
-            f"--ray-auth-mode token: Ray {ray.__version__} has no token authentication; install Ray 2.52 or later, or "
+            f"--ray-auth-mode token: Ray {ray.__version__} has no token authentication; install Ray 2.56 or later, or "
             "pass --ray-auth-mode disabled: then every user of this machine can run code as you while the run lasts"
         )
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None, "RAY_AUTH_TOKEN_PATH": str(_write_token(directory))}

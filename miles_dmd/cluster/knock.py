@@ -41,14 +41,14 @@ def with_token(address: str) -> dict[str, str]:
     """With the one that Ray finds here."""
     import ray
 
-    os.environ["RAY_AUTH_MODE"] = "token"
-    ray._raylet.Config.initialize("")
     try:
-        here = ray._raylet.AuthenticationTokenLoader.instance().has_token()
+        here = ray._raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
     except ray.exceptions.AuthenticationError as error:
         return {"refused": f"{error.message}; {CURE}"}
     if not here:
         return {"refused": f"there is none here; {CURE}"}
+    os.environ["RAY_AUTH_MODE"] = "token"  # not before: Ray would end this process where there is none
+    ray._raylet.Config.initialize("")
     if not (refusal := refused(address)):
         return {"mode": "token"}
     if NO_TOKEN in refusal:
