@@ -6,7 +6,6 @@ HTTP only; sglang is never imported here. It pins its own torch, so it lives in 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
