@@ -67,18 +67,18 @@ class ModelFamily:
     """Text length (T5's, where there are several encoders) of a pipeline directory."""
     condition_shapes: Callable[[Path, int], Mapping[str, tuple[int, ...]]]
     """Name -> shape of what one prompt becomes for the network, for a pipeline directory and a text length."""
+    torch_module: str
+    """Dotted name of the module that implements ``FamilyCode``."""
     longest_text: int = 512
     """Most text tokens that the stock pipeline takes."""
     buffer_bytes: Callable[[Mapping[str, Any]], int] = lambda config: 0
     """Bytes of the network's buffers, which every rank holds whole, from its config.json."""
+    saved_buffers: tuple[str, ...] = ()
+    """Names of those buffers that weight files hold beside the parameters."""
     capabilities: frozenset[str] = frozenset()
     """What of a plan's ``required_capabilities`` it brings, such as ``autoregressive``."""
-    saved_buffers: tuple[str, ...] = ()
-    """Names of those that are saved beside the parameters."""
     can_guide: bool = True
     """Whether there is an unconditional branch; False for guidance-distilled models."""
-    torch_module: str = ""
-    """Dotted name of the module that implements ``FamilyCode``."""
 
     def count_parameters(self, config: Mapping[str, Any]) -> int:
         """Exact number of the network's parameters, from its config.json."""

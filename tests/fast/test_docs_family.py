@@ -1,5 +1,6 @@
 """The family of docs/model_family.md is a family: it counts, refuses, trains, and its student opens in diffusers."""
 
+import importlib
 import json
 import re
 import sys
@@ -73,23 +74,48 @@ def test_it_trains_and_its_student_opens_in_stock_diffusers(words, tmp_path):
     assert student("a handwritten seven", **call, output_type="np").images.shape == (1, 16, 16, 3)
 
 
-def test_it_counts_parameters_as_torch_does(aura, pipeline):
-    import importlib
-
+@pytest.mark.parametrize("sizes", [SIZES, {}, {**SIZES, "num_mmdit_layers": 3, "patch_size": 1}])
+def test_parameters_are_named_and_shaped_as_diffusers_builds_them(aura, sizes):
     from diffusers import AuraFlowTransformer2DModel
 
-    network = AuraFlowTransformer2DModel.from_pretrained(pipeline, subfolder="transformer")
+    with torch.device("meta"):
+        network = AuraFlowTransformer2DModel.from_config(sizes)
     family = importlib.import_module(aura).family
 
-    counted = family.count_parameters(json.loads((pipeline / "transformer" / "config.json").read_text()))
+    assert family.parameters(sizes) == {name: tuple(value.shape) for name, value in network.named_parameters()}
+    assert set(network.state_dict()) == {*family.parameters(sizes), *family.saved_buffers}
 
-    assert counted == sum(parameter.numel() for parameter in network.parameters())
+
+def test_its_encoders_marks_are_what_transformers_builds(aura, pipeline):
+    """AuraFlow's own encoder is UMT5, which names its tensors as T5 does."""
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    sizes = {"d_model": 24, "d_ff": 64, "num_layers": 3, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
+    with torch.device("meta"):
+        shapes = {
+            name: tuple(value.shape) for name, value in UMT5EncoderModel(UMT5Config(**sizes)).state_dict().items()
+        }
+    (pipeline / "text_encoder" / "config.json").write_text(json.dumps(sizes))
+
+    marks = importlib.import_module(aura).family.marks(pipeline)["text_encoder"]
+
+    assert shapes | marks == shapes
+    assert all("shared" in name or "embed" in name or "relative" in name for name in shapes.keys() - marks.keys())
+
+
+@pytest.mark.parametrize("page", ["model_family.md", "architecture.md"])
+def test_a_page_lists_the_functions_of_the_torch_module(page):
+    from miles_dmd.contracts.family import FamilyCode
+
+    functions = [name for name, value in vars(FamilyCode).items() if not name.startswith("_") and callable(value)]
+
+    listed = ", ".join(f"`{name}`" for name in functions)
+    assert len(functions) == 8
+    assert listed in " ".join((PAGE.parent / page).read_text(encoding="utf-8").split())
 
 
 def test_its_velocity_is_a_step_of_the_stock_pipeline(aura, pipeline):
     """One Euler step from pure noise to 0: noise minus clean, whatever the pipeline does on its way there."""
-    import importlib
-
     from diffusers import AuraFlowPipeline
 
     code = importlib.import_module(f"{aura}.network")
@@ -97,8 +123,8 @@ def test_its_velocity_is_a_step_of_the_stock_pipeline(aura, pipeline):
     noise = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
     sampled = stock("a seven", latents=noise, sigmas=[1.0], num_inference_steps=1, guidance_scale=1.0, height=16,
                     width=16, max_sequence_length=12, output_type="latent").images  # fmt: skip
-    cond = code.encode_prompts(pipeline, ["a seven"], max_sequence_length=12, dtype=torch.float32,
-                               device=torch.device("cpu"))  # fmt: skip
+    encode = code.open_encoder(pipeline, max_sequence_length=12, dtype=torch.float32, device=torch.device("cpu"))
+    cond = encode(["a seven"])
 
     with torch.no_grad():
         ours = noise - code.velocity(stock.transformer, noise, torch.ones(1), cond)
@@ -106,7 +132,21 @@ def test_its_velocity_is_a_step_of_the_stock_pipeline(aura, pipeline):
     torch.testing.assert_close(ours, sampled)
 
 
-@pytest.mark.parametrize(("name", "value"), [("in_channels", 8), ("joint_attention_dim", 3), ("patch_size", "two")])
+def test_it_counts_the_texts_that_are_cut(aura, pipeline):
+    code = importlib.import_module(f"{aura}.network")
+
+    (cut,) = code.truncations(pipeline, ["a seven", "a seven " * 20], 12)
+
+    assert (cut.encoder, cut.limit, cut.count, cut.longest > 12) == ("text_encoder", 12, 1, True)
+
+
+REFUSED = {
+    "in_channels": 8, "out_channels": 8, "joint_attention_dim": 3, "caption_projection_dim": 8, "patch_size": "two",
+    "sample_size": 0, "num_single_dit_layers": 10**12,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED.items())
 def test_it_refuses_what_does_not_fit_in_one_line(words, pipeline, capsys, name, value):
     from miles_dmd.run import main
 

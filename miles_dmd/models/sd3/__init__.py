@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd.config.checkpoints import from_config
+from miles_dmd.config.components import clip_parameters, t5_parameters, vae_parameters
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.models.sd3.configs import (
     CLASSES,
@@ -23,7 +24,7 @@ from miles_dmd.models.sd3.configs import (
     transformer,
     vae,
 )
-from miles_dmd.models.sd3.parameters import clip_parameters, t5_parameters, transformer_parameters, vae_parameters
+from miles_dmd.models.sd3.parameters import transformer_parameters
 
 PIPELINE_TEXT_LENGTH = 256
 """T5 tokens that StableDiffusion3Pipeline uses unless told otherwise, whatever the tokenizer allows."""

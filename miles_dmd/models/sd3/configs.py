@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from miles_dmd.config.checkpoints import read_config
+from miles_dmd.config.components import T5, Clip, Layers, Size, Tokenizer, Vae, read_vae
 from miles_dmd.config.values import Natural, Positive, Range
 from miles_dmd.errors import ConfigError
 
 TRAIN_TIMESTEPS = 1000
 """What sigma = 1 is called by the network's time embedding."""
-MOST_LEVELS = 8
 CLIP_FOLDERS = ("text_encoder", "text_encoder_2")
-Size = Annotated[int, Range(1, 65_536)]
-Layers = Annotated[int, Range(1, 1000)]
 CLASSES: Mapping[str, tuple[str, ...]] = {
     "transformer": ("SD3Transformer2DModel",),
     "vae": ("AutoencoderKL",),
@@ -54,22 +52,6 @@ class Transformer:
 
 
 @dataclass(frozen=True)
-class Vae:
-    """AutoencoderKL."""
-
-    _class_name: Literal["AutoencoderKL"] = "AutoencoderKL"
-    block_out_channels: tuple[Size, ...] = (64,)
-    latent_channels: Size = 4
-    scaling_factor: Positive = 0.18215
-    shift_factor: float | None = None
-
-    @property
-    def factor(self) -> int:
-        """Pixels to a latent, along a side: each of the levels but the last halves the image."""
-        return 2 ** (len(self.block_out_channels) - 1)
-
-
-@dataclass(frozen=True)
 class Scheduler:
     _class_name: Literal[
         "FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler", "FlowMatchHeunDiscreteScheduler"
@@ -78,41 +60,12 @@ class Scheduler:
     num_train_timesteps: Annotated[int, Range(TRAIN_TIMESTEPS, TRAIN_TIMESTEPS)] = TRAIN_TIMESTEPS
 
 
-@dataclass(frozen=True)
-class Tokenizer:
-    model_max_length: Annotated[int, Range(1)] = 10**30
-    """transformers writes "no limit" as this, or nearly."""
-
-
-@dataclass(frozen=True)
-class Clip:
-    """CLIPTextModelWithProjection."""
-
-    projection_dim: Size = 512
-    hidden_size: Size = 512
-    intermediate_size: Size = 2048
-    num_hidden_layers: Layers = 12
-    max_position_embeddings: Size = 77
-
-
-@dataclass(frozen=True)
-class T5:
-    """T5EncoderModel."""
-
-    d_model: Size = 512
-    d_kv: Size = 64
-    d_ff: Size = 2048
-    num_heads: Size = 8
-    num_layers: Layers = 6
-    feed_forward_proj: str = "relu"
-
-
 def transformer(checkpoint: Path) -> Transformer:
     return read_config(Transformer, checkpoint / "transformer" / "config.json")
 
 
 def vae(checkpoint: Path) -> Vae:
-    return read_config(Vae, checkpoint / "vae" / "config.json")
+    return read_vae(checkpoint / "vae" / "config.json")
 
 
 def scheduler(checkpoint: Path) -> Scheduler:
@@ -144,11 +97,6 @@ def check(checkpoint: Path) -> None:
     for number in ("", "_2", "_3"):
         read_config(Tokenizer, checkpoint / f"tokenizer{number}" / "tokenizer_config.json")
     pooled = sum(clip(checkpoint, folder).projection_dim for folder in CLIP_FOLDERS)
-    if not 1 <= len(decoder.block_out_channels) <= MOST_LEVELS:
-        raise ConfigError(
-            f"{checkpoint / 'vae' / 'config.json'}: block_out_channels has {len(decoder.block_out_channels)} levels, "
-            f"and there are 1 to {MOST_LEVELS}; download it again"
-        )
     if decoder.shift_factor is None:
         raise ConfigError(
             f"{checkpoint / 'vae' / 'config.json'}: has no shift_factor, and latents of this family are decoded with "

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from miles_dmd.contracts.family import Truncation
 from miles_dmd.contracts.samples import Cond
 from miles_dmd.models.sd3.configs import TRAIN_TIMESTEPS, clip_length, transformer, vae
+from miles_dmd.network import tokenizers
 
 if TYPE_CHECKING:
-    from miles_dmd.contracts.family import Encode
+    from miles_dmd.contracts.family import Encode, Truncation
 
 DECODED_AT_ONCE = 4
 """Images: at 512 pixels the VAE's widest activation is 256 MiB for each of them."""
-PIECE = 1000
-"""Texts that are tokenized in one call."""
 
 
 def build_network(checkpoint: Path) -> nn.Module:
@@ -41,27 +38,9 @@ def latent_shape(checkpoint: Path, height: int, width: int) -> tuple[int, ...]:
     return transformer(checkpoint).in_channels, height // factor, width // factor
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the libraries say of each text that is cut, with the text (we say it in one line), and of image
-    processors that nobody here needs."""
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    before = diffusers_logging.get_verbosity(), transformers_logging.get_verbosity()
-    for logging in (diffusers_logging, transformers_logging):
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        diffusers_logging.set_verbosity(before[0])
-        transformers_logging.set_verbosity(before[1])
-
-
 def open_encoder(checkpoint: Path, *, max_sequence_length: int, dtype: torch.dtype, device: torch.device) -> Encode:
     """encoder_hidden_states [P, L, D] and pooled_projections [P, D'], by the stock pipeline's own code."""
-    with _quiet():
+    with tokenizers.quiet():
         from diffusers import StableDiffusion3Pipeline
 
         pipeline = StableDiffusion3Pipeline.from_pretrained(
@@ -70,7 +49,7 @@ def open_encoder(checkpoint: Path, *, max_sequence_length: int, dtype: torch.dty
 
     @torch.no_grad()
     def encode(texts: Sequence[str]) -> Cond:
-        with _quiet():
+        with tokenizers.quiet():
             embeds, _, pooled, _ = pipeline.encode_prompt(
                 list(texts), None, None, do_classifier_free_guidance=False, max_sequence_length=max_sequence_length
             )
@@ -81,17 +60,7 @@ def open_encoder(checkpoint: Path, *, max_sequence_length: int, dtype: torch.dty
 
 def truncations(checkpoint: Path, texts: Sequence[str], max_sequence_length: int) -> list[Truncation]:
     clip = clip_length(checkpoint)
-    with _quiet():
-        from transformers import AutoTokenizer
-
-        found = []
-        for number, limit in (("", clip), ("_2", clip), ("_3", max_sequence_length)):
-            tokenizer = AutoTokenizer.from_pretrained(str(checkpoint / f"tokenizer{number}"), local_files_only=True)
-            pieces = (list(texts[start : start + PIECE]) for start in range(0, len(texts), PIECE))
-            lengths = [len(ids) for piece in pieces for ids in tokenizer(piece).input_ids]
-            longer = sum(length > limit for length in lengths)
-            found.append(Truncation(f"text_encoder{number}", limit, longer, max(lengths)))
-    return found
+    return tokenizers.truncations(checkpoint, texts, {"": clip, "_2": clip, "_3": max_sequence_length})
 
 
 def open_decoder(checkpoint: Path, device: torch.device) -> Callable[[Tensor], Tensor]:

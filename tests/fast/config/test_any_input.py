@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from miles_dmd.config.args import Args
 from miles_dmd.config.checks import check_args
 from miles_dmd.config.cli import parse_args
+from miles_dmd.config.components import T5, Clip, Vae
 from miles_dmd.config.flags import flags_of
 from miles_dmd.config.nested import CHOICES, KEYS, OF_TRAINER, SHARED
 from miles_dmd.config.trainers import TrainerConfig, compute_trainer_args, compute_trainer_configs
@@ -17,7 +18,7 @@ from miles_dmd.config.values import kinds
 from miles_dmd.engines.sglang import Options as EngineOptions
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import Options
-from miles_dmd.models.sd3.configs import T5, Clip, Scheduler, Transformer, Vae
+from miles_dmd.models.sd3.configs import Scheduler, Transformer
 from miles_dmd.report import resolved_run
 
 SCALARS = (
