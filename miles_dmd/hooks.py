@@ -75,7 +75,8 @@ class SampleGrids:
         """A grid of what ``directory`` holds, where rounding has made it another student than the average."""
         report = student.weights
         if not self.texts or report is None or report.change_kept == 1:
-            (self.directory / EXPORTED).unlink(missing_ok=True)  # of an earlier export of this run
+            if (self.directory / EXPORTED).exists():  # of an earlier export of this run
+                self._files(lambda: (self.directory / EXPORTED).unlink())
             return
         with executor.spans.span("pictures", group="rollout"):
             limit = self._reference.get("limit")

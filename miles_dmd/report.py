@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd import prompts, registry
+from miles_dmd.config.alarms import alarm_thresholds
 from miles_dmd.config.args import Args
 from miles_dmd.config.flags import per_trainer
 from miles_dmd.config.prompt_table import gib, table_bytes
@@ -21,7 +22,7 @@ from miles_dmd.memory import memory
 from miles_dmd.plan import DistillationPlan, UpdatePhaseSpec
 from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.sampling.partition import micro_batches, rows_of_rank
-from miles_dmd.shown import printable
+from miles_dmd.shown import printable, with_tilde
 
 ALWAYS_SHOWN = ("lr",)
 
@@ -79,7 +80,8 @@ def trainer_table(run: Run) -> Table:
 
 
 def options_table(run: Run) -> Table:
-    rows = _own_options(run.args.loss_options)
+    thresholds = {alarm.option for alarm in alarm_thresholds(run.args)}  # of the run's watch, not of its training
+    rows = [row for row in _own_options(run.args.loss_options) if row[0] not in thresholds]
     return Table(f"Loss type {run.args.loss_type}", rows or [("no options", "")])
 
 
@@ -107,7 +109,7 @@ def rollout_table(run: Run) -> Table:
             *_warned_of_shift(args.shift, family.scheduler_shift(Path(student.hf_checkpoint or ""))),
             ("images", f"{height} x {width}, {family.text_length(args)} text tokens"),
             ("prompts", f"{len(texts)} in {args.prompt_data}"),
-            ("encoded", f"{gib(table_bytes(args))} of disk in --cache-dir {args.cache_dir}"),
+            ("encoded", f"{gib(table_bytes(args))} of disk in --cache-dir {with_tilde(args.cache_dir)}"),
             ("student", str(student.hf_checkpoint)),
             ("teacher", str(args.teacher_path)),
             *([("load", args.load)] if args.load else []),

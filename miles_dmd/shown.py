@@ -1,5 +1,6 @@
 """Short printable representation of any value, for messages."""
 
+import os
 import reprlib
 from typing import Any
 
@@ -40,3 +41,9 @@ class _Repr(reprlib.Repr):
 
 _REPR = _Repr()
 _REPR.maxlevel, _REPR.maxother = 3, LONGEST_VALUE + 1
+
+
+def with_tilde(path: str) -> str:
+    """``path`` with ``~`` for the user's home, as one types it."""
+    home = os.path.expanduser("~")
+    return "~" + path.removeprefix(home) if path == home or path.startswith(home.rstrip("/") + "/") else path

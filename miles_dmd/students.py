@@ -50,7 +50,9 @@ def export_student(args: Args, loss_type: LossType, executor: GroupExecutor, dir
 def nothing_left(args: Args, resume: Resume) -> str:
     """Why going on from ``resume`` would only end with the student that lies there; empty where there is work left."""
     steps, student = resume.manifest.counters["global_step"], (run_directory(resume.directory) or Path()) / STUDENT
-    if steps < args.num_rollout or resume.allowed or not continues(args) or not _is_exported(student, resume):
+    if steps < args.num_rollout or resume.allowed or not continues(args):
+        return ""
+    if not _is_exported(student, resume, args.export_dtype):
         return ""
     return (
         f"Nothing is left to do: {resume.directory} has all {steps} student steps, and its student is {student}. To "
@@ -58,13 +60,15 @@ def nothing_left(args: Args, resume: Resume) -> str:
     )
 
 
-def _is_exported(student: Path, resume: Resume) -> bool:
-    """The summary is written after it, last of all."""
+def _is_exported(student: Path, resume: Resume, asked: str) -> bool:
+    """Whether the student lies there as it would be exported again. The summary is written after it, last of all."""
     try:
-        version = read_distillation(student).policy_version
+        found = read_distillation(student)
     except FormatError:
         return False
-    return version == resume.manifest.policy_version and (student.parent / "summary.json").is_file()
+    if found.weights is None or found.weights.dtype != found.weights.due(asked):
+        return False
+    return found.policy_version == resume.manifest.policy_version and (student.parent / "summary.json").is_file()
 
 
 class KeepBest:

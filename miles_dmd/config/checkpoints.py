@@ -101,10 +101,8 @@ def _download(name: str) -> str:
     if (found := _REPOSITORY.fullmatch(name)) is None:
         return "; name one that holds a pipeline, such as `hf download REPOSITORY --local-dir DIR` makes"
     folder = found["name"]
-    return (
-        f", and nothing is fetched from the hub while a run starts: hf download {found['owner']}/{folder} --local-dir "
-        f"{folder}, and name {folder}"
-    )
+    command = f"hf download {found['owner']}/{folder} --local-dir {folder}"
+    return f", and nothing is fetched from the hub while a run starts: {command}, and name {folder}"
 
 
 def _require_stock(name: str, entry: Sequence[Any], directory: Path) -> None:

@@ -51,6 +51,12 @@ class ExportReport:
     stored_change_kept: float
     """What that one keeps, or would."""
 
+    def due(self, asked: str) -> str:
+        """The dtype that --export-dtype ``asked`` for would give this student."""
+        if asked == "auto":
+            return self.stored_dtype if self.stored_change_kept >= ENOUGH else "fp32"
+        return self.stored_dtype if asked == "stored" else asked
+
     def __str__(self) -> str:
         """``fp32, which keeps 100 % of what was learned; bf16, as its checkpoint is stored, would keep 31.2 %``."""
         said = f"{self.dtype}, which keeps {percent(self.change_kept)} of what was learned"

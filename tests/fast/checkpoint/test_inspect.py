@@ -15,7 +15,7 @@ def test_manifest_is_printed(saved, capsys):
     assert status == 0
     for part in (
         str(saved), "dmd2", "fingerprint", "cycles           2", "optimizer steps  fake_score 4, student 1",
-        "policy version   1", "critic 1, actor 1", "torch 2", "actor/shard-0.safetensors", "bytes in 10 files",
+        "policy version   1", "critic 1, actor 1", "torch 2", "actor/shard-0.safetensors", "bytes in 12 files",
         "whole: every file has its checksum",
     ):  # fmt: skip
         assert part in shown, part

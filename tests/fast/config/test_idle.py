@@ -11,6 +11,7 @@ SWITCHED_OFF = {
     "remote_timeout": "--local --remote-timeout 5",
     "keep_checkpoints": "--save-interval 0 --keep-checkpoints 5",
     "on_save_failure": "--save-interval 0 --on-save-failure continue",
+    "ray_auth_mode": "--local --ray-auth-mode disabled",
     "overwrite": "--overwrite",
     "sample_interval": "--sample-prompts 0 --sample-interval 3",
     "alarm_diversity": "--sample-prompts 0 --alarm-diversity 0.5",

@@ -98,7 +98,7 @@ def test_curves_have_a_panel_for_what_there_is_and_the_phases_stacked(tmp_path, 
         [text.get_text() for text in axes.get_legend().get_texts()] for axes in drawn[0].axes if axes.get_legend()
     ]
     assert legends == [["actor", "critic"], ["other", "critic train", "rollout"]]
-    assert Image.open(tmp_path / "curves.png", PANELS).width > 1000
+    assert Image.open(tmp_path / "curves.png").width > 1000
 
 
 def test_a_curve_holds_the_numbers_of_its_metric(tmp_path, drawn):
@@ -118,7 +118,7 @@ def test_runs_of_any_length_can_be_drawn_also_with_numbers_that_are_not_finite_o
 
     curves(rows, tmp_path / "curves.png", PANELS)
 
-    assert Image.open(io.BytesIO((tmp_path / "curves.png", PANELS).read_bytes())).size[0] > 0
+    assert Image.open(io.BytesIO((tmp_path / "curves.png").read_bytes())).size[0] > 0
 
 
 def test_curves_of_nothing_are_an_error(tmp_path):
@@ -155,7 +155,7 @@ def test_labels_are_cut_at_a_word(label, length, shown):
 def test_no_two_ticks_have_the_same_label(tmp_path, drawn, start, span):
     rows = [{"cycle": n, "actor/loss": start + span * n / 20, "critic/loss": start} for n in range(20)]
 
-    curves(rows, tmp_path / "curves.png")
+    curves(rows, tmp_path / "curves.png", PANELS)
 
     for axis in (axis for axes in drawn[0].axes for axis in (axes.xaxis, axes.yaxis)):
         labels = [label.get_text() for label in axis.get_ticklabels()]

@@ -24,7 +24,7 @@ class FakeClock:
 
 def _played(cycles, seconds_each, **options):
     stream, clock = io.StringIO(), FakeClock()
-    with Progress(cycles, stream=stream, clock=clock, **options) as progress:
+    with Progress(cycles, stream=stream, clock=clock, shown=("actor/loss", "critic/loss"), **options) as progress:
         for _ in range(cycles):
             clock.now += seconds_each
             progress.advance(ROW, seconds_each)
@@ -68,7 +68,7 @@ def test_a_terminal_shows_count_metrics_and_no_lines_of_its_own(monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     stream = Terminal()
 
-    with Progress(3, stream=stream) as progress:
+    with Progress(3, stream=stream, shown=("actor/loss", "critic/loss")) as progress:
         for _ in range(3):
             progress.advance(ROW, 1.0)
 
