@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--config", default=str(ROOT / "trainer_configs" / "digits.yaml"))
     parser.add_argument("--cycles", type=int, default=20, help="student steps of each variant [20]")
     parser.add_argument("--memory-cycles", type=int, default=0, help="measure memory over so many cycles instead")
+    parser.add_argument("--ray-auth-mode", default="token", help="of the Ray that is measured [token]")
     parser.add_argument("--json", type=Path, default=Path("orchestration.json"))
     chosen, chosen.more = parser.parse_known_args()
     result = memory(chosen) if chosen.memory_cycles else ratios(chosen)
@@ -152,7 +153,8 @@ def arguments(chosen: argparse.Namespace, *more: str):
     from miles_dmd.config.cli import parse_args
 
     words = ["--config", chosen.config, "--sample-prompts", "0", "--device", "cpu"]
-    return parse_args([*words, *chosen.more, *more])
+    of_ray = [] if "--local" in more else ["--ray-auth-mode", chosen.ray_auth_mode]
+    return parse_args([*words, *chosen.more, *of_ray, *more])
 
 
 def bare_cycles(args):
