@@ -1,4 +1,4 @@
-"""A question to a Ray cluster, in a process of its own: does it want a token, and is the one here the right one?
+"""Authentication probe of a Ray cluster, in a process of its own: whether it wants a token, and another than the one here.
 
 ``python knock.py ADDRESS SECONDS`` prints one of {"mode": "disabled"}, {"mode": "token"}, {"refused": why the token is
 not right}, {"unreachable": why}, as JSON. It imports nothing of ours.

@@ -1,4 +1,4 @@
-"""Whether a server's text encoders and tokenizers are those of the run's pipeline directory.
+"""Comparison of a server's text encoders and tokenizers with those of the run's pipeline directory.
 
 Encoders by the SHA-256 of every weight, which the stock server tells. Tokenizers have no weights: they are known by
 what prompts become, the embeddings that a stock rollout request returns where it is asked for them.

@@ -1,4 +1,4 @@
-"""Which release of SGLang a server runs, and which pipeline it serves. Knows no torch."""
+"""Identity of a server: release of SGLang and pipeline served. Knows no torch."""
 
 from __future__ import annotations
 

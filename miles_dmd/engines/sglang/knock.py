@@ -1,4 +1,4 @@
-"""Whether the servers, or the environment in which the run will start some, are there: asked before anything loads.
+"""Preflight of servers, or of the environment that starts some, before anything loads.
 Knows no torch."""
 
 from __future__ import annotations
