@@ -247,7 +247,6 @@ def started_run(args: Args, loss_type: LossType, plan: DistillationPlan) -> Iter
         yield started, prompts
 
 
-@lasting_console()
 def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """The command line. 0: done; 1: the run failed; 2: it was asked for what cannot be, and nothing was written;
     129, 130 and 143: it was told to stop, by SIGHUP, SIGINT or SIGTERM."""
@@ -259,16 +258,18 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     try:
         with listening(request):
             args = parse_flags(argv, program)
-            trainer = DistillationTrainer(args, stop=request)  # checks them, once
-            show(resolved_run(args))
-            resume = open_resume(args)
-            if resume is not None and (why := nothing_left(args, resume)):
-                show(f"\n{why}")
-            elif not args.dry_run:
-                trainer.fit()
-            elif resume is not None:
-                resume.verify()
-                show(f"\n{resume}")
+            # a dry run is what it shows, and fails where it cannot; a run goes on without a console
+            with contextlib.nullcontext() if args.dry_run else lasting_console():
+                trainer = DistillationTrainer(args, stop=request)  # checks them, once
+                show(resolved_run(args))
+                resume = open_resume(args)
+                if resume is not None and (why := nothing_left(args, resume)):
+                    show(f"\n{why}")
+                elif not args.dry_run:
+                    trainer.fit()
+                elif resume is not None:
+                    resume.verify()
+                    show(f"\n{resume}")
     except HelpShown:
         return 0
     except BaseException as error:  # noqa: BLE001 - the one place where a failure is told; a plug-in may exit, too

@@ -45,7 +45,7 @@ def own_authentication(mode: AuthMode, directory: Path) -> Iterator[None]:
 
 def _write_token(directory: Path) -> Path:
     path = directory / TOKEN_FILE
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(secrets.token_hex(32))
     return path
 

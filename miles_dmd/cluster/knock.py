@@ -1,4 +1,4 @@
-"""Authentication probe of a Ray cluster, in a process of its own: whether it wants a token, and another than the one here.
+"""Authentication probe of a Ray cluster, in a process of its own: the token that it wants, if it wants one.
 
 ``python knock.py ADDRESS SECONDS`` prints one of {"mode": "disabled"}, {"mode": "token"}, {"refused": why the token is
 not right}, {"unreachable": why}, as JSON. It imports nothing of ours.

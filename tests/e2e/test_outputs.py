@@ -141,7 +141,8 @@ def room():
 
 
 def test_disk_that_is_full_for_a_while_costs_a_tracker_and_no_row(make_args, tmp_path, caplog, room):
-    args = make_args(*RUN, *WATCHED, "--save-interval", "0", "--on-save-failure", "continue", "--save", str(tmp_path))
+    run = ("--local", "--num-rollout", "3", "--save-interval", "9", "--on-save-failure", "continue")
+    args = make_args(*run, *WATCHED, "--save", str(tmp_path))
 
     DistillationTrainer(args, hooks=[AtStep(1, fill), AtStep(2, make_room)]).fit()
 

@@ -138,7 +138,7 @@ EFFECTS = {
     "device": shown_by("tests/fast/config/test_bad_input.py::test_a_device_that_is_not_there_is_refused_without_torch"),
     "local": shown_by("tests/e2e/test_run.py::test_ray_run_equals_the_local_run"),
     "dry_run": shown_by("tests/fast/config/test_checks.py::test_a_run_needs_weights_and_a_dry_run_does_not"),
-    "ray_address": shown_by("tests/e2e/test_cluster.py::test_run_joins_a_cluster_of_two_nodes"),
+    "ray_address": shown_by("tests/e2e/test_cluster.py::test_run_joins_a_cluster_of_two_nodes_that_wants_a_token"),
     "export_dtype": shown_by("tests/e2e/test_export.py::test_the_share_is_told_and_auto_loses_nothing"),
     "ray_auth_mode": shown_by("tests/fast/config/test_ray_places.py::test_ray_authenticates_unless_it_is_told_not_to"),
     "cpu_threads": read_by("cluster/trainer_actor"),

@@ -155,7 +155,7 @@ def test_best_student_that_cannot_be_written_leaves_the_one_before_and_is_tried_
     assert (tmp_path / "student_best" / "weights").read_text() == "4"
     assert len(caplog.messages) == 2
     assert caplog.messages[0] == (
-        f"the best student, of step 2, could not be written to {tmp_path / 'student_best'} (File exists); that of "
+        f"the best student, of step 2, could not be written to {tmp_path / 'student_best'} (Not a directory); that of "
         "step 1 stays, and the run goes on"
     )
 
@@ -165,6 +165,8 @@ def test_best_student_that_cannot_be_written_ends_a_run_that_was_asked_to_stop(k
     play(best, [1.0])
     no_room(2)
 
-    with pytest.raises(SaveError, match=r"of step 2, could not be .*\(File exists\); make room, or go on without by"):
+    with pytest.raises(
+        SaveError, match=r"of step 2, could not be .*\(Not a directory\); make room, or go on without by"
+    ):
         play(best, [2.0], first=2)
     assert best.state_dict()["best"]["value"] == 1.0

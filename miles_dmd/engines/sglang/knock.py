@@ -45,7 +45,7 @@ def _require_environment(python: str) -> None:
     command = [python, "-c", VERSIONS]
     try:
         asked = subprocess.run(
-            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
             timeout=SECONDS, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
