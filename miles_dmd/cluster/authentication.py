@@ -59,7 +59,7 @@ def mode_of(address: str, timeout: float) -> AuthMode:
     """
     command = [sys.executable, str(KNOCK), address, str(math.ceil(timeout) + 1)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=timeout)
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired as error:
         raise ClusterError(
