@@ -23,7 +23,7 @@ from miles_dmd.checkpoint.manifest import Manifest, entry_of, with_entries
 from miles_dmd.checkpoint.store import CheckpointStore, find_checkpoint
 from miles_dmd.errors import MilesDmdError
 from miles_dmd.files import write_synced
-from miles_dmd.training.state import TrainerState
+from miles_dmd.training.state import RoleState, TrainerState
 
 ROOT = Path(sys.argv[1])
 
@@ -33,7 +33,8 @@ def build():
     network = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    return network, optimizer, TrainerState(network=network, optimizer=optimizer, scheduler=scheduler)
+    role = RoleState(parameters=dict(network.named_parameters()), optimizer=optimizer, scheduler=scheduler)
+    return network, optimizer, TrainerState({"student": role})
 
 def save(store, groups, cycle):
     counters = {"global_step": cycle, "optimizer_steps": {}, "completed_cycles": cycle}
