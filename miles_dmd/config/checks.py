@@ -98,7 +98,7 @@ def check_warmup(args: Args) -> None:
     plan = registry.load("losses", args.loss_type).plan(args)
     steps = plan.optimizer_steps(args.num_rollout)
     for role, own in _trainers(args):
-        own_steps = steps.get(plan.trainable_role(role) or "", 0)
+        own_steps = min((steps[name] for name in plan.trainable_roles_of(role)), default=0)
         if own_steps and own.lr_warmup_steps >= own_steps:
             raise ConfigError(
                 f"{_flag(args, role, 'lr_warmup_steps')} {own.lr_warmup_steps}: the {role} takes {own_steps} steps in "

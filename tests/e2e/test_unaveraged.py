@@ -46,7 +46,7 @@ def test_run_without_an_average_draws_and_exports_the_student_itself(unaveraged,
     assert not [name for row in read_metrics(tmp_path / "metrics.jsonl") for name in row if "ema" in name]
     assert read_distillation(tmp_path / "student").policy_version == 1
     (trained,) = (tmp_path / "checkpoints").glob("cycle_*/actor/shard-*")
-    network = {name.removeprefix("network."): value for name, value in load_file(trained).items()}
+    network = {name.removeprefix("student.network."): value for name, value in load_file(trained).items()}
     exported = load_file(tmp_path / "student" / "transformer" / "diffusion_pytorch_model.safetensors")
     name = "proj_out.weight"
     assert network[name].equal(exported[name].to(network[name].dtype))
