@@ -177,8 +177,8 @@ def test_a_directory_that_is_no_pipeline_is_refused(asked, latest, tmp_path):
 
 
 def test_a_run_with_weights_passes(asked, configuration_only, sd35_medium_config):
-    number = family.count_parameters(sd35_medium_config)
-    for component, tensors in {"transformer": {"x": (number,)}, **family.marks(configuration_only)}.items():
+    tensors_of = {"transformer": family.parameters(sd35_medium_config), **family.marks(configuration_only)}
+    for component, tensors in tensors_of.items():
         header = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 8]} for name, shape in tensors.items()}
         text = json.dumps(header).encode()
         weights = configuration_only / component / (ENCODER_WEIGHTS if "text" in component else WEIGHTS)
@@ -191,10 +191,10 @@ def test_a_run_with_weights_passes(asked, configuration_only, sd35_medium_config
 
     assert not args.dry_run
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ConfigError, match=r"--hf-checkpoint .*text_encoder_2.* not all of it; download it again"):
+    with pytest.raises(ConfigError, match=r"--hf-checkpoint .*text_encoder_3.* not all of it; download it again"):
         parse_args(real)
     weights.unlink()
-    with pytest.raises(ConfigError, match=r"--hf-checkpoint .* lacks the weights .*text_encoder_2"):
+    with pytest.raises(ConfigError, match=r"--hf-checkpoint .* lacks the weights .*text_encoder_3"):
         parse_args(real)
 
 
