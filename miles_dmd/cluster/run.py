@@ -50,7 +50,9 @@ def started(
         asked |= {"servers": num_servers, "python": own_python() if session.address is None else None}
         placement = ask("reserving the bundles", timeout + LEAVING, lambda: place(sizes, **asked), limit)
         died = every(TICK, session.died)
-        supervisor = Supervisor(args.remote_timeout, died, start_timeout=timeout, word=word_of_raylet)
+        # of a joined cluster the process may be on another node, whose raylet is not to be heard here
+        word = word_of_raylet if session.address is None else lambda: ""
+        supervisor = Supervisor(args.remote_timeout, died, start_timeout=timeout, word=word)
         groups: dict[str, RayTrainerGroup] = {}
         others: list[RayRollouts | RayServer] = []
         try:
