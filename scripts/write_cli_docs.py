@@ -19,8 +19,8 @@ This page is written by `python scripts/write_cli_docs.py`; `--help` says the sa
 
     python train_diffusion.py --loss-type dmd2 --config PRESET [flags]
 
-* **Precedence**: defaults, then the preset that `--config` names, then flags. What a preset says and a flag switches off
-  (`--local` on a preset of a cluster) falls back to its default.
+* **Precedence**: defaults, then the preset that `--config` names, then flags. What a preset says and a flag
+  switches off (`--local` on a preset of a cluster) falls back to its default.
 * **Presets**: {presets}, or a YAML file of your own: `args: {{lr: 1.0e-5, ...}}` and, for single trainers,
   `trainers: [{{role: critic, overrides: {{lr: 4.0e-6}}}}]`. Names are those of the flags, with underscores. A path in a
   preset is looked for from the current directory, then beside the preset, then in the folder above it.

@@ -1,6 +1,7 @@
 """Text encoders and autoencoders that several families have: their configurations, and shapes of their parameters.
 
-Of an encoder those of all layers, which transformers would draw at random, without an error, where a file lacks them.
+Of an encoder those of all layers and embeddings, which transformers would draw at random, without an error, where a
+file lacks them; but not T5's table of words, which files hold under one of two names.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from miles_dmd.errors import ConfigError
 Shapes = dict[str, tuple[int, ...]]
 MOST_LEVELS = 8
 Size = Annotated[int, Range(1, 65_536)]
+Words = Annotated[int, Range(1, 10_000_000)]
 Layers = Annotated[int, Range(1, 1000)]
 
 
@@ -48,6 +50,7 @@ class Clip:
     intermediate_size: Size = 2048
     num_hidden_layers: Layers = 12
     max_position_embeddings: Size = 77
+    vocab_size: Words = 49_408
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class T5:
     d_ff: Size = 2048
     num_heads: Size = 8
     num_layers: Layers = 6
+    relative_attention_num_buckets: Size = 32
     feed_forward_proj: str = "relu"
 
 
@@ -78,7 +82,12 @@ def linear(name: str, inputs: int, outputs: int) -> Shapes:
 
 def clip_parameters(c: Clip) -> Shapes:
     width = c.hidden_size
-    found: Shapes = {"text_projection.weight": (c.projection_dim, width)}
+    embeddings = "text_model.embeddings"
+    found: Shapes = {
+        "text_projection.weight": (c.projection_dim, width),
+        f"{embeddings}.token_embedding.weight": (c.vocab_size, width),
+        f"{embeddings}.position_embedding.weight": (c.max_position_embeddings, width),
+    }
     for number in range(c.num_hidden_layers):
         layer = f"text_model.encoder.layers.{number}"
         for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
@@ -95,7 +104,13 @@ def _norm(name: str, width: int) -> Shapes:
 
 def t5_parameters(c: T5) -> Shapes:
     inner = c.num_heads * c.d_kv
-    found: Shapes = {"encoder.final_layer_norm.weight": (c.d_model,)}
+    found: Shapes = {
+        "encoder.final_layer_norm.weight": (c.d_model,),
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight": (
+            c.relative_attention_num_buckets,
+            c.num_heads,
+        ),
+    }
     enter = ("wi_0", "wi_1") if c.feed_forward_proj.startswith("gated") else ("wi",)
     for number in range(c.num_layers):
         attention, forward = (f"encoder.block.{number}.layer.{part}" for part in (0, 1))
@@ -111,5 +126,7 @@ def vae_parameters(c: Vae) -> Shapes:
     """The decoder's ends."""
     return {
         "decoder.conv_in.weight": (c.block_out_channels[-1], c.latent_channels, 3, 3),
+        "decoder.conv_norm_out.weight": (c.block_out_channels[0],),
+        "decoder.conv_norm_out.bias": (c.block_out_channels[0],),
         "decoder.conv_out.weight": (3, c.block_out_channels[0], 3, 3),
     }

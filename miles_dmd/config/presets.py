@@ -124,7 +124,7 @@ def read_preset(name: str) -> Preset:
     nested = translate(document, str(path)) if any(key in document for key in KEYS) else NOTHING
     if twice := sorted(args.keys() & nested.args.keys()):
         raise ConfigError(f"{path}: {twice[0]} stands under args and in the nested form; say it once")
-    trainers = document.get("trainers") or []
+    trainers = [] if document.get("trainers") is None else document["trainers"]
     if not isinstance(trainers, list):
         raise ConfigError(f"{path}: trainers must be a list of {{role, overrides}}")
     rows = [*trainers, *({"role": role, "overrides": own} for role, own in nested.overrides.items())]

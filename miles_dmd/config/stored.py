@@ -1,4 +1,4 @@
-"""Weights that are stored in 8 bits, or quantised: refused, because what trains must start from all of their bits."""
+"""Refusal of weights that are stored in 8 bits, as integers, or quantised: training starts from all of their bits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from miles_dmd.shown import shown
 
 NARROW = ("F8", "F6_", "F4", "I8", "U8")
 """How safetensors names dtypes of at most 8 bits begin: F8_E4M3, F8_E5M2, F8_E8M0, F6_E2M3, F4, I8, U8."""
+WHOLE = ("I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
+POSITIONS = ("position_ids", "num_batches_tracked")
+"""Ends of the names of tensors that hold no weights: older files of CLIP keep a table of positions."""
 CURE = "training needs 16 or 32 bits a weight, so name a directory of the original weights"
 
 
@@ -31,4 +34,8 @@ def refuse_quantised(directory: Path, components: Iterable[str]) -> None:
                     raise ConfigError(
                         f"{component} is stored in 8 bits or fewer ({shown(name)} of {path} is {entry['dtype']}); "
                         f"{CURE}"
+                    )
+                if entry.get("dtype") in WHOLE and not name.endswith(POSITIONS):
+                    raise ConfigError(
+                        f"{component} is stored in whole numbers ({shown(name)} of {path} is {entry['dtype']}); {CURE}"
                     )

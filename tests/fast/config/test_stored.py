@@ -51,6 +51,16 @@ def test_a_component_of_8_bits_is_named(copy, line, file, dtype, more):
     assert "name a directory of the original weights" in said
 
 
+@pytest.mark.parametrize("file", [NETWORK, "text_encoder_3/model.safetensors"])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.bool])
+def test_weights_of_whole_numbers_are_named(copy, line, file, dtype):
+    tensors = load_file(copy / file)
+    last = sorted(tensors)[-1]
+    save_file(tensors | {last: tensors[last].to(dtype)}, copy / file, {"format": "pt"})
+
+    assert f"{file.partition('/')[0]} is stored in whole numbers ('{last}' of" in line("--dry-run")
+
+
 @pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder", "text_encoder_3"])
 @pytest.mark.parametrize("flag", ["--hf-checkpoint", "--teacher-checkpoint", "--actor-hf-checkpoint"])
 @pytest.mark.parametrize("how", [{"quant_method": "bitsandbytes", "load_in_4bit": True}, {}, "torchao"])
