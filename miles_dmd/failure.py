@@ -8,8 +8,8 @@ import traceback
 from pathlib import Path
 
 from miles_dmd.checkpoint.store import FOLDER, run_directory, whole_checkpoints
-from miles_dmd.config.runs import FAILURE_LOG
 from miles_dmd.errors import ConfigError, SaveError
+from miles_dmd.preflight.run_directory import FAILURE_LOG
 from miles_dmd.streams import OutputError, say
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
@@ -13,17 +12,16 @@ from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import FileEntry
 from miles_dmd.contracts.engine import Server
 from miles_dmd.contracts.external import ExternalData
-from miles_dmd.contracts.loss import LossType
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
-from miles_dmd.errors import ConfigError, noting
+from miles_dmd.errors import noting
 from miles_dmd.executor import StartedRun
 from miles_dmd.generators import seed_globals
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.encoding import ensure_table
 from miles_dmd.observe.count import Count
-from miles_dmd.plan import DistillationPlan
+from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.rollout import RolloutWorker
 from miles_dmd.training.compute import Compute, choose_compute, prepare_process
 from miles_dmd.training.trainer import Trainer
@@ -59,53 +57,46 @@ class LocalGroup:
 
 
 @contextlib.contextmanager
-def started(
-    args: Any,
-    group_args: Mapping[str, Any],
-    *,
-    plan: DistillationPlan,
-    loss_type: LossType,
-    texts: Sequence[str],
-    horizons: Mapping[str, int],
-) -> Iterator[StartedRun]:
+def started(run: ResolvedRun, texts: Sequence[str]) -> Iterator[StartedRun]:
     """Trainer groups and rollout worker, all in this process."""
-    for name, own in group_args.items():
-        if own.num_trainer_ranks != 1:
-            raise ConfigError(
-                f"--local runs one rank a group, and {name} asks for {own.num_trainer_ranks}; drop one of them"
-            )
-    computes = {name: choose_compute(args.device, own.compute_dtype) for name, own in group_args.items()}
-    compute = computes[plan.group_of("student")]
+    args, student = run.args, run.student
+    computes = {name: choose_compute(args.device, own.compute_dtype) for name, own in run.trainers.items()}
+    compute = computes[run.plan.group_of("student")]
     prepare_process(args.cpu_threads)
     seed_globals(args.seed, "local")
     init_single_rank(compute)
     prompts = PromptTable(ensure_table(args, texts, compute.device))
-    shared: dict[str, Any] = {"plan": plan, "loss_type": loss_type, "prompts": prompts}
     with contextlib.ExitStack() as stack:
-        student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
-        servers = start_servers(student, compute, stack)
+        servers = start_servers(run, compute, stack)
         worker = RolloutWorker(student, compute=compute, prompts=prompts, texts=texts, servers=servers)
         stack.callback(worker.close)
         for note in worker.engine.notes:
             print(note, flush=True)
         worker.sleep()  # engine and trainers load in turn, as they take turns on the device ever after
         print("Loading models ...", flush=True)
-        groups, count = {}, Count("trainer groups that have loaded models", len(group_args))
-        for name, own in group_args.items():
-            trainer = Trainer(own, name, horizons=horizons, compute=computes[name], **shared)
+        groups, count = {}, Count("trainer groups that have loaded models", len(run.trainers))
+        for name, own in run.trainers.items():
+            trainer = Trainer(
+                own,
+                name,
+                plan=run.plan,
+                loss_type=run.loss_type,
+                compute=computes[name],
+                prompts=prompts,
+                horizons=run.horizons,
+            )
             groups[name] = LocalGroup(name, trainer)
             count.at(len(groups))
         yield StartedRun(groups, worker)
 
 
-def start_servers(args: Any, compute: Compute, stack: contextlib.ExitStack) -> list[str]:
+def start_servers(run: ResolvedRun, compute: Compute, stack: contextlib.ExitStack) -> list[str]:
     """The addresses of the servers that the rollout engine speaks to, if it has any of its own, started in turn on one
     device; they end with ``stack``."""
-    engine = registry.load("engines", args.rollout_engine)
     urls: list[str] = []
-    for number in range(engine.num_servers(args)):
-        serve = registry.resolve(engine.serve)
-        server: Server = serve(args, device=compute.device.type, number=number, host="127.0.0.1")
+    for number in range(run.engine.num_servers(run.student)):
+        serve = registry.resolve(run.engine.serve or "")
+        server: Server = serve(run.student, device=compute.device.type, number=number, host="127.0.0.1")
         stack.callback(server.close)
         urls.append(server.wait())
     return urls

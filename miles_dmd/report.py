@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from miles_dmd import prompts, registry
-from miles_dmd.config.alarms import alarm_thresholds
+from miles_dmd import prompts
 from miles_dmd.config.args import Args
 from miles_dmd.config.flags import per_trainer
-from miles_dmd.config.prompt_table import gib, table_bytes
-from miles_dmd.config.runs import preset_name
-from miles_dmd.config.trainers import trainer_args
 from miles_dmd.config.values import kinds
-from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.memory import memory
-from miles_dmd.plan import DistillationPlan, UpdatePhaseSpec
+from miles_dmd.plan import UpdatePhaseSpec
+from miles_dmd.preflight.prompt_table import gib, table_bytes
+from miles_dmd.preflight.resolved import ResolvedRun
+from miles_dmd.preflight.run_directory import preset_name
 from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.sampling.partition import micro_batches, rows_of_rank
 from miles_dmd.shown import printable, with_tilde
@@ -43,19 +41,8 @@ class Table:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What the tables are drawn from."""
-
-    args: Args
-    plan: DistillationPlan
-    trainers: Mapping[str, Args]
-    """group -> its own arguments, producers before consumers."""
-
-
-def resolved_run(args: Args) -> str:
-    """All tables as text. ``args`` must have passed ``check_args``."""
-    run = Run(args, registry.load("losses", args.loss_type).plan(args), trainer_args(args))
+def run_tables(run: ResolvedRun) -> str:
+    """All tables as text."""
     tables = (trainer_table, options_table, schedule_table, rollout_table, batch_table, placement_table, memory_table)
     return "\n\n".join(str(table(run)) for table in tables)
 
@@ -64,7 +51,7 @@ def _own_options(options: Any) -> list[tuple[str, str]]:
     return [(name, _shown(getattr(options, name))) for name in kinds(type(options))]
 
 
-def trainer_table(run: Run) -> Table:
+def trainer_table(run: ResolvedRun) -> Table:
     """Who holds, trains and reads what; of the arguments, those that differ between trainers."""
     rows = [
         ("", *run.trainers),
@@ -79,13 +66,13 @@ def trainer_table(run: Run) -> Table:
     return Table("Trainers", rows)
 
 
-def options_table(run: Run) -> Table:
-    thresholds = {alarm.option for alarm in alarm_thresholds(run.args)}  # of the run's watch, not of its training
+def options_table(run: ResolvedRun) -> Table:
+    thresholds = {alarm.option for alarm in run.alarms}  # of the run's watch, not of its training
     rows = [row for row in _own_options(run.args.loss_options) if row[0] not in thresholds]
     return Table(f"Loss type {run.args.loss_type}", rows or [("no options", "")])
 
 
-def schedule_table(run: Run) -> Table:
+def schedule_table(run: ResolvedRun) -> Table:
     schedule = run.plan.update_schedule
     rows = [("cycle", _then(schedule.phases))]
     if schedule.warmup_cycles:
@@ -94,9 +81,8 @@ def schedule_table(run: Run) -> Table:
     return Table("Schedule", rows)
 
 
-def rollout_table(run: Run) -> Table:
-    args, student = run.args, run.trainers[run.plan.group_of("student")]
-    family: ModelFamily = registry.load("models", args.model_family)
+def rollout_table(run: ResolvedRun) -> Table:
+    args, student, family = run.args, run.student, run.family
     height, width = family.resolution(student)
     grid = ", ".join(f"{sigma:.4g}" for sigma in sigma_grid(args.num_inference_steps, args.shift))
     texts = prompts.read_prompts(args.prompt_data or "")
@@ -109,7 +95,7 @@ def rollout_table(run: Run) -> Table:
             *_warned_of_shift(args.shift, family.scheduler_shift(Path(student.hf_checkpoint or ""))),
             ("images", f"{height} x {width}, {family.text_length(args)} text tokens"),
             ("prompts", f"{len(texts)} in {args.prompt_data}"),
-            ("encoded", f"{gib(table_bytes(args))} of disk in --cache-dir {with_tilde(args.cache_dir)}"),
+            ("encoded", f"{gib(table_bytes(run))} of disk in --cache-dir {with_tilde(args.cache_dir)}"),
             ("student", str(student.hf_checkpoint)),
             ("teacher", str(args.teacher_path)),
             *([("load", args.load)] if args.load else []),
@@ -125,7 +111,7 @@ def _warned_of_shift(ours: float, pipelines: float) -> list[tuple[str, str]]:
     return [("warning", f"the pipeline's own scheduler has shift {pipelines:g}; pass --shift {pipelines:g} to keep it")]
 
 
-def batch_table(run: Run) -> Table:
+def batch_table(run: ResolvedRun) -> Table:
     """From the global batch down to what one forward sees, and up to what the run samples."""
     size = run.args.rollout_batch_size
     rows = [("", "batch", "ranks", "per rank", "micro-batches")]
@@ -140,11 +126,11 @@ def batch_table(run: Run) -> Table:
     return Table("Batches", rows, note)
 
 
-def placement_table(run: Run) -> Table:
+def placement_table(run: ResolvedRun) -> Table:
     if run.args.local:
         return Table("Placement", [("--local", f"everything in this process; {_devices(run.args, 1, 'this machine')}")])
     ranks = {group: own.num_trainer_ranks for group, own in run.trainers.items()}
-    servers = registry.load("engines", run.args.rollout_engine).num_servers(run.args)
+    servers = run.engine.num_servers(run.args)
     rows = [("bundle", "a rank of each")]
     for bundle in _distinct_bundles(ranks):
         occupants = [group for group, count in ranks.items() if bundle[0] < count]
@@ -166,20 +152,20 @@ def _devices(args: Args, bundles: int, where: str) -> str:
     return f"CPUs where {where} has no GPU; else GPUs, and with fewer than {bundles} of them the run is refused"
 
 
-def memory_table(run: Run) -> Table:
-    rows, note = memory(run.args, run.plan, run.trainers)
+def memory_table(run: ResolvedRun) -> Table:
+    rows, note = memory(run)
     return Table("Memory", rows, note)
 
 
-def _holds(run: Run, group: str) -> str:
+def _holds(run: ResolvedRun, group: str) -> str:
     return ", ".join(run.plan.roles_of(group))
 
 
-def _trains(run: Run, group: str) -> str:
+def _trains(run: ResolvedRun, group: str) -> str:
     return ", ".join(run.plan.trainable_roles_of(group)) or "nothing"
 
 
-def _optimizer_steps(run: Run, group: str) -> str:
+def _optimizer_steps(run: ResolvedRun, group: str) -> str:
     steps = run.plan.optimizer_steps(run.args.num_rollout)
     return ", ".join(f"{steps[role]:,}" for role in run.plan.trainable_roles_of(group)) or "none"
 

@@ -1,6 +1,9 @@
-"""Composition of a run: arguments, plan, trainer groups, controller, hooks; and the command line.
+"""Composition of a run: trainer groups, executor, controller, observers; and the command line.
 
-args --> plan --> trainer groups + rollout worker (Ray, or this process) --> executor --> controller --> hooks
+args --> resolve --> start groups and rollout worker --> restore --> cycles --> export
+         (door)      (local, or Ray)                    |  rollout: batches of samples
+                                                        |  executor: score, train, weights to the engine
+                                                        |  commit: sample grids, hooks, metrics, checkpoint
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ import contextlib
 import importlib
 import io
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +20,17 @@ from miles_dmd import registry
 from miles_dmd.batches import RolloutBatches
 from miles_dmd.checkpoint.store import checkpoint_before, run_directory
 from miles_dmd.config.args import Args
-from miles_dmd.config.checks import check_args
-from miles_dmd.config.cli import PROGRAM, HelpShown, parse_flags
-from miles_dmd.config.places import require_cluster
-from miles_dmd.config.resume import Resume, open_resume
-from miles_dmd.config.runs import clear, own_directory
-from miles_dmd.config.trainers import trainer_args
-from miles_dmd.contracts.loss import LossType
+from miles_dmd.config.cli import PROGRAM, HelpShown, parse_args
 from miles_dmd.contracts.model_card import usage
-from miles_dmd.errors import CheckpointError, ConfigError, FormatError, Unanswered
+from miles_dmd.errors import CheckpointError, ConfigError, FormatError
 from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.failure import last_checkpoint, tell
 from miles_dmd.generators import seed_globals
-from miles_dmd.hooks import SampleGrids
-from miles_dmd.journal import Journal
-from miles_dmd.observe.best_effort import BestEffort
+from miles_dmd.grids import SampleGrids
+from miles_dmd.hooks import open_hooks
 from miles_dmd.observe.console import lasting_console
 from miles_dmd.observe.log import setup_logging
+from miles_dmd.observer import CommitObserver
 from miles_dmd.plan import (
     BatchProvider,
     DistillationPhaseExecutor,
@@ -41,12 +38,17 @@ from miles_dmd.plan import (
     DistillationTrainerController,
     DistillationTrainerHooks,
     PhaseRequest,
-    TrainerCounters,
     requests_until_student_update,
 )
+from miles_dmd.preflight.places import require_cluster
+from miles_dmd.preflight.resolved import ResolvedRun
+from miles_dmd.preflight.resume import Resume, open_resume
+from miles_dmd.preflight.rules import resolve
+from miles_dmd.preflight.run_directory import clear, own_directory
 from miles_dmd.prompts import PromptSource
-from miles_dmd.report import resolved_run
-from miles_dmd.saving import CheckpointSaver, remembering, restore, restore_random
+from miles_dmd.report import run_tables
+from miles_dmd.run_logger import RunLogger
+from miles_dmd.saving import CheckpointSaver, Observer, RunState, remembering
 from miles_dmd.signals import StopRequest, listening
 from miles_dmd.streams import show
 from miles_dmd.students import BEST_STUDENT, STUDENT, KeepBest, export_student, nothing_left
@@ -73,11 +75,8 @@ class DistillationTrainer:
             raise ConfigError("DistillationTrainer takes either args, from which its plan follows, or a plan; not both")
         if (executor is None) != (batch_provider is None):
             raise ConfigError("executor and batch_provider come together: the batches of one are what the other plays")
-        self.args = args
-        if args is not None:
-            check_args(args)
-            self.loss_type: LossType = registry.load("losses", args.loss_type)
-            plan = self.loss_type.plan(args)
+        self.resolved: ResolvedRun | None = None if args is None else resolve(args)
+        plan = self.resolved.plan if self.resolved else plan
         assert plan is not None
         self.plan, self.executor, self.batch_provider, self.hooks = plan, executor, batch_provider, hooks
         self.injected = executor is not None
@@ -87,19 +86,19 @@ class DistillationTrainer:
         self.directory: Path | None = None
         self.resume: Resume | None = None
         self.began = False
-        """Whether groups are up, and the directory holds this run and no older one."""
+        """True once groups are up, and the directory holds this run and no older one."""
         self._unloadable = False
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """What can be gone on from: the newest of this run, or else the one that it was started from; where that is
-        the one that did not load, the one before it."""
+        """The checkpoint to go on from: the newest of this run, or else the one that it was started from; where that
+        is the one that did not load, the one before it."""
         if self._unloadable and self.resume is not None:
             return checkpoint_before(self.resume.directory)
         own = last_checkpoint(self.directory) if self.began and self.directory is not None else None
         return own or (self.resume.directory if self.resume is not None else None)
 
-    def build_controller(self, **observing: Any) -> DistillationTrainerController:
+    def build_controller(self) -> DistillationTrainerController:
         """The controller over executor and batch provider, made once."""
         missing = [name for name in ("executor", "batch_provider") if getattr(self, name) is None]
         if missing:
@@ -108,17 +107,16 @@ class DistillationTrainer:
                 "starts groups"
             )
         if self.controller_instance is None:
-            assert self.executor is not None
-            assert self.batch_provider is not None
+            skips = self.resolved.args.max_consecutive_skipped_cycles if self.resolved else 0
             self.controller_instance = DistillationTrainerController(
-                self.plan, self.batch_provider, self.executor, self.hooks, **observing
+                self.plan, self.batch_provider, self.executor, self.hooks, max_consecutive_skipped_cycles=skips
             )
         return self.controller_instance
 
     @lasting_console()
     def fit(self, num_cycles: int | None = None) -> DistillationTrainerController:
         """Train: ``num_cycles`` more cycles (warm-up cycles count), or from args until --num-rollout student steps."""
-        if self.injected or self.args is None:
+        if self.injected or self.resolved is None:
             controller = self.build_controller()
             if num_cycles is None:
                 raise ConfigError("fit() of injected parts needs num_cycles; a run from args knows its --num-rollout")
@@ -126,125 +124,111 @@ class DistillationTrainer:
             return controller
         if self.controller_instance is not None:
             raise ConfigError("this trainer has run, and its groups are gone; make another one to run again")
-        require_cluster(self.args)
-        if (knock := registry.load("engines", self.args.rollout_engine).knock) is not None:
-            registry.resolve(knock)(self.args)
-        with own_directory(self.args) as self.directory:
+        run = self.resolved
+        require_cluster(run.args)
+        if run.engine.knock is not None:
+            registry.resolve(run.engine.knock)(run.args)
+        with own_directory(run.args) as self.directory:
             # within the lock: a run that was at work there a moment ago may have left a later checkpoint
-            self.resume = resume = open_resume(self.args)
-            if resume is not None:
-                resume.verify()
-            with started_run(self.args, self.loss_type, self.plan) as (started, prompts):
-                clear(self.args, self.directory)
-                seed_globals(self.args.seed, "driver")  # hooks draw here, and in a --local run all plug-ins do
+            self.resume = open_resume(run)
+            if self.resume is not None:
+                self.resume.verify()
+            prompts = PromptSource(run.args.prompt_data or "", run.args.seed)
+            with started_run(run, prompts.texts) as started:
+                clear(run.args, self.directory)
+                seed_globals(run.args.seed, "driver")  # hooks draw here, and in a --local run all plug-ins do
                 self.began = True
-                return self._train(self.args, self.directory, started, prompts, num_cycles, resume)
+                return self._train(run, self.directory, started, prompts, num_cycles)
 
     def _train(
-        self,
-        args: Args,
-        directory: Path,
-        started: StartedRun,
-        prompts: PromptSource,
-        num_cycles: int | None,
-        resume: Resume | None,
+        self, run: ResolvedRun, directory: Path, started: StartedRun, prompts: PromptSource, num_cycles: int | None
     ) -> DistillationTrainerController:
-        done = 0 if resume is None else resume.manifest.cycle
-        with Journal(args, self.plan, directory, num_cycles, done) as journal:
-            executor = GroupExecutor(self.plan, self.loss_type, started, journal.spans)
-            grids = SampleGrids(
-                args, prompts.texts, directory / "samples", self.loss_type.teacher_sampling(args), journal.note
-            )
-            earlier = run_directory(resume.directory) if resume is not None else None
-            best = KeepBest(args, self.loss_type, directory / BEST_STUDENT, earlier and earlier / BEST_STUDENT)
-            extra = self.hooks if isinstance(self.hooks, Sequence) else [self.hooks] if self.hooks else []
-            self.executor, self.hooks = executor, [grids, *extra]
-            self.batch_provider = batches = RolloutBatches(args, prompts, executor, self._ahead)
-
-            def committed(counters: TrainerCounters, metrics: Mapping[str, Any]) -> None:
-                row = journal.committed(counters, metrics)
-                best.committed(row, executor)
-                saver.committed(counters)  # last: a checkpoint vouches for all that this cycle left
-
-            def rescue(error: BaseException, counters: TrainerCounters, metrics: Mapping[str, Any]) -> bool:
-                if isinstance(error, Unanswered):
-                    return False
-                if journal.told < counters.completed_cycles:  # a hook failed, before the row was told
-                    row = journal.committed(counters, metrics)
-                    BestEffort("the best student")(lambda: best.committed(row, executor))
-                return saver.rescue(counters)
-
-            controller = self.build_controller(
-                observer=committed, rescue=rescue, max_consecutive_skipped_cycles=args.max_consecutive_skipped_cycles
-            )
-            own = {"alarms": journal.alarms, "grids": grids, "best": best, "skips": controller.skips, "draws": batches}
-            parts: dict[str, Any] = {"executor": executor, "batches": batches, "prompts": prompts}
-            parts["observers"] = {**own, **remembering(extra)}
-            self.saver = saver = CheckpointSaver(args, directory, resume=resume, sync_rows=journal.sync, **parts)
-            if resume is None:
-                grids.draw_teacher(executor)
-                grids.draw(0, executor)
-            else:
-                counters = resume.manifest.counters
-                print(f"Going on from {resume.directory}, after {counters['global_step']} student steps", flush=True)
-                self._restore(resume, controller=controller, **parts)
-                grids.draw_teacher(executor)
-                restore_random(resume, executor)
-            with self.stop.finishing_cycles() if args.save_interval else contextlib.nullcontext():
-                self._play(args, controller, journal, num_cycles)
+        """Restore, train, save, export, in this order, with groups that are up."""
+        with RunLogger(run, directory, num_cycles, self.resume) as logger:
+            executor = GroupExecutor(run.plan, run.loss_type, started, logger.spans)
+            grids = SampleGrids(run.args, prompts.texts, directory / "samples", run.teacher_sampling, logger.note)
+            hooks = self._hooks_by_name(run.args, logger.note)
+            batches = RolloutBatches(run.args, prompts, executor, self._ahead)
+            self.executor, self.batch_provider, self.hooks = executor, batches, [grids, *hooks.values()]
+            controller = self.build_controller()
+            best = KeepBest(run, directory / BEST_STUDENT, _beside(self.resume, BEST_STUDENT))
+            observers: dict[str, Observer] = {
+                "alarms": logger.alarms, "grids": grids, "best": best, "skips": controller.skips, "draws": batches,
+            }  # fmt: skip
+            state = RunState(executor, batches, prompts, controller, observers | remembering(hooks))
+            self.saver = saver = CheckpointSaver(run, directory, state, self.resume, sync_rows=logger.sync)
+            watch = CommitObserver(logger, best, saver, executor)
+            controller.observer, controller.rescue = watch.committed, watch.rescue
+            self._begin(state, grids)
+            with self.stop.finishing_cycles() if run.args.save_interval else contextlib.nullcontext():
+                self._play(run.args, controller, logger, num_cycles)
                 saver.finish(controller.counters)
             self.stop.raise_if_requested()
             grids.finish(controller.counters, executor)
-            student = export_student(args, self.loss_type, executor, directory / STUDENT)
+            student = export_student(run, executor, directory / STUDENT)
             grids.draw_exported(directory / STUDENT, student, controller.counters.global_step, executor)
-            journal.finish(executor, controller)
-            print(usage(registry.load("models", args.model_family).pipeline, directory / STUDENT, student))
+            logger.finish(executor, controller)
+            print(usage(run.family.pipeline, directory / STUDENT, student))
         return controller
 
-    def _restore(self, resume: Resume, **parts: Any) -> None:
+    def _hooks_by_name(self, args: Args, note: Callable[[Mapping[str, float]], None]) -> dict[str, Any]:
+        """Hooks of the user's own in their order: those of --hook, then those given in Python."""
+        given = self.hooks if isinstance(self.hooks, Sequence) else [self.hooks] if self.hooks else []
+        return open_hooks(args, note) | {f"hook_{number}": hook for number, hook in enumerate(given)}
+
+    def _begin(self, state: RunState, grids: SampleGrids) -> None:
+        """Restore the checkpoint that the run goes on from, or draw the student as it is before its first step."""
+        if self.resume is None:
+            grids.draw_teacher(state.executor)
+            grids.draw(0, state.executor)
+            return
+        steps = self.resume.manifest.counters["global_step"]
+        print(f"Going on from {self.resume.directory}, after {steps} student steps", flush=True)
         try:
-            restore(resume, **parts)
+            state.restore(self.resume)
         except (CheckpointError, FormatError):
             self._unloadable = True
             raise
+        grids.draw_teacher(state.executor)
+        state.restore_random(self.resume)
 
     def _play(
-        self, args: Args, controller: DistillationTrainerController, journal: Journal, num_cycles: int | None
+        self, args: Args, controller: DistillationTrainerController, logger: RunLogger, num_cycles: int | None
     ) -> None:
         """All cycles, or those until somebody or an alarm stops the run."""
 
         def stop() -> bool:
-            return self.stop.requested or (args.on_alarm == "stop" and bool(journal.alarms.ringing))
+            return self.stop.requested or (args.on_alarm == "stop" and bool(logger.alarms.ringing))
 
         if num_cycles is None:
             controller.run_until(args.num_rollout, stop)
         else:
             controller.run(num_cycles, stop)
-        if args.on_alarm == "stop" and journal.alarms.ringing:
-            alarms, step = ", ".join(sorted(journal.alarms.ringing)), controller.counters.global_step
+        if args.on_alarm == "stop" and logger.alarms.ringing:
+            alarms, step = ", ".join(sorted(logger.alarms.ringing)), controller.counters.global_step
             print(f"Stopped after {step} student steps by --on-alarm stop: {alarms}")
 
     def _ahead(self, request: PhaseRequest) -> int:
-        assert self.args is not None
+        """Batches that the student samples before its next update."""
+        assert self.resolved is not None
         counters = self.build_controller().counters
-        return requests_until_student_update(self.plan.update_schedule, counters, request, self.args.num_rollout)
-
-
-@contextlib.contextmanager
-def started_run(args: Args, loss_type: LossType, plan: DistillationPlan) -> Iterator[tuple[StartedRun, PromptSource]]:
-    """Trainer groups, rollout worker and prompts; in this process with --local, else as Ray actors."""
-    assert args.prompt_data is not None
-    prompts = PromptSource(args.prompt_data, args.seed)
-    group_args = trainer_args(args)
-    if tuple(group_args) != plan.groups:
-        raise ConfigError(
-            f"trainers {', '.join(group_args)} are not the plan's groups {', '.join(plan.groups)}, in order"
+        return requests_until_student_update(
+            self.plan.update_schedule, counters, request, self.resolved.args.num_rollout
         )
+
+
+def started_run(run: ResolvedRun, texts: Sequence[str]) -> contextlib.AbstractContextManager[StartedRun]:
+    """Trainer groups and rollout worker; in this process with --local, else as Ray actors."""
     # late, because the Ray driver needs no torch and a local run no Ray
-    home = importlib.import_module("miles_dmd.local" if args.local else "miles_dmd.cluster.run")
-    parts = {"plan": plan, "loss_type": loss_type, "texts": prompts.texts}
-    with home.started(args, group_args, horizons=plan.optimizer_steps(args.num_rollout), **parts) as started:
-        yield started, prompts
+    home = importlib.import_module("miles_dmd.local" if run.args.local else "miles_dmd.cluster.run")
+    started: contextlib.AbstractContextManager[StartedRun] = home.started(run, texts)
+    return started
+
+
+def _beside(resume: Resume | None, name: str) -> Path | None:
+    """``name`` in the directory of the run whose checkpoint this one goes on from."""
+    directory = run_directory(resume.directory) if resume is not None else None
+    return None if directory is None else directory / name
 
 
 def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
@@ -257,19 +241,20 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     request, trainer = StopRequest(), None
     try:
         with listening(request):
-            args = parse_flags(argv, program)
+            args = parse_args(argv, program)
             # a dry run is what it shows, and fails where it cannot; a run goes on without a console
             with contextlib.nullcontext() if args.dry_run else lasting_console():
-                trainer = DistillationTrainer(args, stop=request)  # checks them, once
-                show(resolved_run(args))
-                resume = open_resume(args)
-                if resume is not None and (why := nothing_left(args, resume)):
+                trainer = DistillationTrainer(args, stop=request)
+                assert trainer.resolved is not None
+                run = trainer.resolved
+                show(run_tables(run))
+                if why := nothing_left(run):
                     show(f"\n{why}")
                 elif not args.dry_run:
                     trainer.fit()
-                elif resume is not None:
-                    resume.verify()
-                    show(f"\n{resume}")
+                elif run.resume is not None:
+                    run.resume.verify()
+                    show(f"\n{run.resume}")
     except HelpShown:
         return 0
     except BaseException as error:  # noqa: BLE001 - the one place where a failure is told; a plug-in may exit, too

@@ -12,23 +12,24 @@ import importlib.metadata
 import logging
 import platform
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from miles_dmd.batches import RolloutBatches
 from miles_dmd.checkpoint.manifest import FileEntry, Manifest, entry_of, with_entries, write_json, write_manifest
 from miles_dmd.checkpoint.records import DRIVER_STATE, FORMAT, restore_generators
 from miles_dmd.checkpoint.store import FOLDER, CheckpointStore, name_of
-from miles_dmd.config.args import Args
-from miles_dmd.config.changes import recorded_arguments
-from miles_dmd.config.resume import Resume
 from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.generators import random_state
 from miles_dmd.plan import DistillationTrainerController, TrainerCounters
 from miles_dmd.plan.frozen import plain
+from miles_dmd.preflight.changes import recorded_arguments
+from miles_dmd.preflight.resolved import ResolvedRun
+from miles_dmd.preflight.resume import Resume
 from miles_dmd.prompts import PromptSource
 from miles_dmd.version import VERSION
 
@@ -37,8 +38,9 @@ logger = logging.getLogger(__name__)
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "numpy", "ray")
 
 
+@runtime_checkable
 class Observer(Protocol):
-    """Who remembers something from one committed cycle to the next, and so is a part of every checkpoint."""
+    """State from one committed cycle to the next that is a part of every checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -46,34 +48,56 @@ class Observer(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Everything that a checkpoint holds, as the driver reaches it."""
+
+    executor: GroupExecutor
+    batches: RolloutBatches
+    prompts: PromptSource
+    controller: DistillationTrainerController
+    observers: Mapping[str, Observer]
+
+    def restore(self, resume: Resume) -> None:
+        """Put a verified checkpoint into groups that are up. Raises CheckpointError."""
+        driver, directory = resume.driver, resume.directory
+        self.controller.load_state_dict(driver["counters"])
+        self.prompts.load_state_dict(driver["prompts"])
+        self.batches.restore(self.executor.load(directory, driver["policy_version"], len(driver["pending"])))
+        for name in self.observers.keys() & driver["observers"].keys():  # a hook of the user's may be new
+            self.observers[name].load_state_dict(driver["observers"][name])
+
+    def restore_random(self, resume: Resume) -> None:
+        """Restore the global generators of rollout worker and driver; ranks have theirs. Last of all: a --local run has
+        one process, in which whatever is restored may draw."""
+        self.executor.load_random_state(resume.directory)
+        restore_generators(resume.directory / DRIVER_STATE)
+
+
 class CheckpointSaver:
     """The checkpoints of a run whose groups are up. ``last`` is the newest that it has, or None."""
 
     def __init__(
         self,
-        args: Args,
+        run: ResolvedRun,
         directory: Path,
-        *,
-        executor: GroupExecutor,
-        batches: RolloutBatches,
-        prompts: PromptSource,
-        observers: Mapping[str, Observer],
+        state: RunState,
         resume: Resume | None = None,
+        *,
         sync_rows: Callable[[], None] = lambda: None,
     ) -> None:
-        """``sync_rows`` puts the rows of metrics of all committed cycles on the disk, or raises OSError."""
-        self.args, self.executor, self.batches, self.prompts = args, executor, batches, prompts
-        self.observers = observers
+        """``sync_rows`` returns once the rows of all committed cycles are on the disk, or raises OSError."""
+        self.args, self.state, self.executor = run.args, state, state.executor
         directory = directory.resolve()  # workers may have another current directory
         self.sync_rows = sync_rows
-        self.store = CheckpointStore(directory / FOLDER, args.keep_checkpoints, warn=logger.warning)
+        self.store = CheckpointStore(directory / FOLDER, run.args.keep_checkpoints, warn=logger.warning)
         continued = resume is not None and resume.directory.parent == self.store.directory
         self.run = resume.manifest.run if resume is not None and continued else secrets.token_hex(8)
         self.parent = _parent(resume, continued)
         self.last: Path | None = resume.directory if resume is not None else None
         self._tried = self.last
         # what the trainers started from, not what may lie there when a checkpoint is written
-        self._arguments = recorded_arguments(args)
+        self._arguments = recorded_arguments(run)
 
     def committed(self, counters: TrainerCounters) -> None:
         """A cycle is committed: save if it is time."""
@@ -127,7 +151,7 @@ class CheckpointSaver:
     def _write(self, counters: TrainerCounters) -> None:
         self.sync_rows()  # a checkpoint vouches for the numbers of its cycles
         with self.store.writing(counters.completed_cycles) as staging:
-            written = self.executor.save(staging, self.batches.pending())
+            written = self.executor.save(staging, self.state.batches.pending())
             _require_visible(staging, written)
             documents = {f"{name}/args.json": self._arguments[name] for name in self.executor.group_sizes}
             documents |= {"driver.json": self._driver(counters), DRIVER_STATE: random_state()}
@@ -137,17 +161,17 @@ class CheckpointSaver:
             write_manifest(staging, with_entries(self._manifest(counters), written))
 
     def _driver(self, counters: TrainerCounters) -> dict[str, Any]:
-        pending = self.batches.pending()
+        pending = self.state.batches.pending()
         return {
             "format": FORMAT,
             "run": self.run,
             "seed": self.args.seed,
             "counters": dataclasses.asdict(counters),
-            "prompts": self.prompts.state_dict(),
+            "prompts": self.state.prompts.state_dict(),
             "policy_version": self.executor.policy_version,
             "pending": [{"samples": len(batch.ids), "policy_version": batch.policy_version} for batch in pending],
             "plan": plain(self.executor.plan),
-            "observers": {name: observer.state_dict() for name, observer in self.observers.items()},
+            "observers": {name: observer.state_dict() for name, observer in self.state.observers.items()},
         }
 
     def _manifest(self, counters: TrainerCounters) -> Manifest:
@@ -166,40 +190,9 @@ class CheckpointSaver:
         )
 
 
-def restore(
-    resume: Resume,
-    *,
-    executor: GroupExecutor,
-    batches: RolloutBatches,
-    prompts: PromptSource,
-    observers: Mapping[str, Observer],
-    controller: DistillationTrainerController,
-) -> None:
-    """Put a verified checkpoint into groups that are up. Raises CheckpointError."""
-    driver = resume.driver
-    controller.load_state_dict(driver["counters"])
-    prompts.load_state_dict(driver["prompts"])
-    batches.restore(executor.load(resume.directory, driver["policy_version"], len(driver["pending"])))
-    for name in observers.keys() & driver["observers"].keys():  # a hook of the user's may be new
-        observers[name].load_state_dict(driver["observers"][name])
-
-
-def restore_random(resume: Resume, executor: GroupExecutor) -> None:
-    """The global generators of rollout worker and driver; ranks have theirs. Last of all: a --local run has one
-    process, in which whatever is put back may draw. Older checkpoints have none."""
-    executor.load_random_state(resume.directory)
-    if (path := resume.directory / DRIVER_STATE).is_file():
-        restore_generators(path)
-
-
-def remembering(hooks: Sequence[Any]) -> dict[str, Observer]:
-    """Those of the user's own hooks that are part of a checkpoint: they have both methods of an Observer."""
-    both = ("state_dict", "load_state_dict")
-    return {
-        f"hook_{number}": hook
-        for number, hook in enumerate(hooks)
-        if all(callable(getattr(hook, name, None)) for name in both)
-    }
+def remembering(hooks: Mapping[str, object]) -> dict[str, Observer]:
+    """The user hooks that are part of a checkpoint: they have both methods of an Observer."""
+    return {name: hook for name, hook in hooks.items() if isinstance(hook, Observer)}
 
 
 def installed_versions() -> Mapping[str, str]:

@@ -11,20 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from miles_dmd import registry
 from miles_dmd.checkpoint.store import run_directory
-from miles_dmd.config.args import Args
-from miles_dmd.config.changes import pipeline_fingerprint
-from miles_dmd.config.resume import Resume
-from miles_dmd.config.runs import continues
-from miles_dmd.config.trainers import student_args
 from miles_dmd.contracts.distillation import Distillation, read_distillation, teacher_name
-from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.contracts.loss import LossType
 from miles_dmd.contracts.reports import ENOUGH
 from miles_dmd.errors import FormatError, SaveError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.files import atomic_write_text, copy_tree, digests, recover_directory, remove_tree, replace_directory
+from miles_dmd.preflight.changes import pipeline_fingerprint
+from miles_dmd.preflight.resolved import ResolvedRun
+from miles_dmd.preflight.resume import Resume
+from miles_dmd.preflight.run_directory import continues
 from miles_dmd.sampling.grid import sigma_grid
 
 logger = logging.getLogger(__name__)
@@ -36,9 +32,9 @@ NEW = ".new"
 """Behind the name of a best student that is being written."""
 
 
-def export_student(args: Args, loss_type: LossType, executor: GroupExecutor, directory: Path) -> Distillation:
-    """Write the moving average as a pipeline that opens in stock diffusers; returns what its distillation.json says."""
-    described = describe(args, loss_type, executor.policy_version)
+def export_student(run: ResolvedRun, executor: GroupExecutor, directory: Path) -> Distillation:
+    """Write the moving average as a pipeline that opens in stock diffusers; returns its distillation.json."""
+    described = describe(run, executor.policy_version)
     with executor.spans.span("save", group="rollout"):
         # absolute: the worker that writes it may have been started elsewhere
         report = executor.export(directory.resolve(), described)
@@ -47,8 +43,11 @@ def export_student(args: Args, loss_type: LossType, executor: GroupExecutor, dir
     return replace(described, weights=report)
 
 
-def nothing_left(args: Args, resume: Resume) -> str:
-    """Why going on from ``resume`` would only end with the student that lies there; empty where there is work left."""
+def nothing_left(run: ResolvedRun) -> str:
+    """Why going on would only end with the student that lies there; empty where there is work left."""
+    args, resume = run.args, run.resume
+    if resume is None:
+        return ""
     steps, student = resume.manifest.counters["global_step"], (run_directory(resume.directory) or Path()) / STUDENT
     if steps < args.num_rollout or resume.allowed or not continues(args):
         return ""
@@ -79,9 +78,9 @@ class KeepBest:
     from one in another directory takes its best student over from ``earlier``.
     """
 
-    def __init__(self, args: Any, loss_type: LossType, directory: Path, earlier: Path | None = None) -> None:
-        self.args, self.loss_type, self.directory, self.earlier = args, loss_type, directory, earlier
-        asked: str = args.keep_best or ""
+    def __init__(self, run: ResolvedRun, directory: Path, earlier: Path | None = None) -> None:
+        self.run, self.args, self.directory, self.earlier = run, run.args, directory, earlier
+        asked: str = run.args.keep_best or ""
         self.way, _, self.metric = asked.partition(":")
         self._values: list[float] = []
         self._best: dict[str, Any] = {}
@@ -111,7 +110,7 @@ class KeepBest:
         return bool(value < self._best["value"] if self.way == "min" else value > self._best["value"])
 
     def _keep(self, best: dict[str, Any], executor: GroupExecutor) -> None:
-        if self._replaced(best, lambda new: export_student(self.args, self.loss_type, executor, new)):
+        if self._replaced(best, lambda new: export_student(self.run, executor, new)):
             self._best = best
 
     def _replaced(self, best: Mapping[str, Any], write: Callable[[Path], object]) -> bool:
@@ -174,11 +173,10 @@ def read_best(directory: Path) -> dict[str, Any]:
         return {}
 
 
-def describe(args: Args, loss_type: LossType, policy_version: int) -> Distillation:
-    """How student and teacher are sampled by the stock pipeline."""
-    family: ModelFamily = registry.load("models", args.model_family)
-    teacher = args.teacher_path or ""
-    height, width = family.resolution(student_args(args, loss_type))
+def describe(run: ResolvedRun, policy_version: int) -> Distillation:
+    """The arguments with which the stock pipeline samples student and teacher."""
+    args, family, teacher = run.args, run.family, str(run.teacher)
+    height, width = family.resolution(run.student)
     common = {"max_sequence_length": family.text_length(args), "height": height, "width": width}
     negative = {"negative_prompt": args.negative_prompt} if args.negative_prompt else {}
     steps = args.num_inference_steps
@@ -191,5 +189,5 @@ def describe(args: Args, loss_type: LossType, policy_version: int) -> Distillati
         teacher_sha256=pipeline_fingerprint(teacher, tuple(family.components), digests(args.cache_dir)),
         policy_version=policy_version,
         student_call=student,
-        teacher_call={**loss_type.teacher_sampling(args), **common, **negative},
+        teacher_call={**run.teacher_sampling, **common, **negative},
     )

@@ -15,7 +15,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from miles_dmd import registry
-from miles_dmd.config.checkpoints import weight_files
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.errors import EngineError
@@ -25,6 +24,7 @@ from miles_dmd.network.denoiser import Denoiser
 from miles_dmd.network.guided import sample_guided
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.observe.count import Count
+from miles_dmd.pipelines.directory import weight_files
 from miles_dmd.sampling.partition import micro_batches
 from miles_dmd.training.compute import Compute, release_cached_memory
 

@@ -100,11 +100,18 @@ def flags(teacher, digit_prompts, cache_dir):
 
 
 @pytest.fixture(scope="session")
-def make_args(flags):
-    """The same, parsed and checked."""
+def resolved(flags):
+    """The same, parsed and checked: a ResolvedRun."""
     from miles_dmd.config.cli import parse_args
+    from miles_dmd.preflight.rules import resolve
 
-    return lambda *more: parse_args(flags(*more))
+    return lambda *more: resolve(parse_args(flags(*more)))
+
+
+@pytest.fixture(scope="session")
+def make_args(resolved):
+    """The arguments of that run."""
+    return lambda *more: resolved(*more).args
 
 
 class CountingHook:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miles_dmd.config.changes import pipeline_fingerprint
 from miles_dmd.contracts.distillation import Distillation, read_distillation
 from miles_dmd.errors import ConfigError, FormatError
 from miles_dmd.models.sd3.configs import CLASSES
+from miles_dmd.preflight.changes import pipeline_fingerprint
 from miles_dmd.seeds import derive
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from miles_dmd import version
 from miles_dmd.cluster.waiting import NoAnswer, gather
-from miles_dmd.config.places import missing_interface
 from miles_dmd.errors import ClusterError
+from miles_dmd.preflight.places import missing_interface
 
 
 @dataclass(frozen=True, slots=True)

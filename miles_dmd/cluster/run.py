@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import ray
 
-from miles_dmd import registry
 from miles_dmd.cluster.asking import LEAVING
 from miles_dmd.cluster.placement import own_python, place
 from miles_dmd.cluster.preflight import check_nodes
@@ -18,32 +17,22 @@ from miles_dmd.cluster.session import every, ray_session, word_of_raylet
 from miles_dmd.cluster.trainer_group import RayTrainerGroup
 from miles_dmd.cluster.waiting import TICK, Supervisor
 from miles_dmd.contracts.engine import EngineType
-from miles_dmd.contracts.loss import LossType
 from miles_dmd.executor import StartedRun
 from miles_dmd.observe.count import Count
-from miles_dmd.plan import DistillationPlan
+from miles_dmd.preflight.resolved import ResolvedRun
 
 
 @contextlib.contextmanager
-def started(
-    args: Any,
-    group_args: Mapping[str, Any],
-    *,
-    plan: DistillationPlan,
-    loss_type: LossType,
-    texts: Sequence[str],
-    horizons: Mapping[str, int],
-) -> Iterator[StartedRun]:
+def started(run: ResolvedRun, texts: Sequence[str]) -> Iterator[StartedRun]:
     """Trainer groups and rollout worker, built and ready; gone when the block ends, however it ends."""
-    sizes = {name: own.num_trainer_ranks for name, own in group_args.items()}
+    args, student, engine = run.args, run.student, run.engine
+    sizes = {name: own.num_trainer_ranks for name, own in run.trainers.items()}
     print(f"Starting Ray{f' at {args.ray_address}' if args.ray_address else ''} ...", flush=True)
-    engine: EngineType = registry.load("engines", args.rollout_engine)
-    student = group_args[plan.group_of("student")]  # the engine samples from it, so it reads what it reads
     limit, timeout = f"--placement-timeout {args.placement_timeout:g}", args.placement_timeout
     with _tidied(student, engine), ray_session(args.ray_address, timeout, args.ray_auth_mode) as session:
         ask = session.asker.ask
-        checkpoints = sorted({args.teacher_path, *(own.hf_checkpoint for own in group_args.values())})
-        for node in ask("looking at the nodes", timeout + LEAVING, lambda: check_nodes(checkpoints, timeout), limit):
+        paths = sorted({str(path) for _, path in run.directories()})
+        for node in ask("looking at the nodes", timeout + LEAVING, lambda: check_nodes(paths, timeout), limit):
             print(f"  {node.node}: miles_dmd {node.version}, {node.free_gib:.1f} GiB of memory free", flush=True)
         num_servers = engine.num_servers(args)
         asked: dict[str, Any] = {"device": args.device, "cpu_threads": args.cpu_threads, "timeout": timeout}
@@ -75,8 +64,8 @@ def started(
             print("Loading models ...", flush=True)
             calls: dict[str, Any] = {}
             for name, group in groups.items():
-                parts = {"plan": plan, "loss_type": loss_type, "prompt_table": table, "horizons": horizons}
-                calls |= group.build(group_args[name], placement.device, **parts)
+                parts = {"plan": run.plan, "loss_type": run.loss_type, "prompt_table": table, "horizons": run.horizons}
+                calls |= group.build(run.trainers[name], placement.device, **parts)
             supervisor.gather(calls, "loading models", Count("processes that have loaded models", len(calls)).at)
             yield StartedRun(groups, rollouts)
         finally:

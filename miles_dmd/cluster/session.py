@@ -20,9 +20,9 @@ import ray._private.worker
 from miles_dmd.cluster.asking import LEAVING, Asker
 from miles_dmd.cluster.authentication import AuthMode, authenticating, mode_of, own_authentication
 from miles_dmd.cluster.guardian import Guardian
-from miles_dmd.config.places import no_cluster, unheard
 from miles_dmd.early import SIGNALS
 from miles_dmd.errors import ClusterError, ConfigError, MilesDmdError
+from miles_dmd.preflight.places import no_cluster, unheard
 
 logger = logging.getLogger(__name__)
 

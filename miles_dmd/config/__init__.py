@@ -1,1 +1,1 @@
-"""Arguments of a run: flags, presets and rules. Knows no torch."""
+"""Arguments of a run: flags, presets and per-trainer overrides. Knows no torch."""

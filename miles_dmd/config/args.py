@@ -160,6 +160,9 @@ class RunArgs:
     max_consecutive_skipped_cycles: Natural = 0
     """Cycles in a row that may be given up because a loss or gradient was not finite; 0: the first ends the run. Such a
     number in a phase after the student's step of a cycle ends it always: that step cannot be taken back."""
+    hook: tuple[str, ...] = ()
+    """User hooks, each a package.module:factory: called after every student step, after the sample grids; what they
+    report stands in the metrics as hook/NAME. docs/hooks.md has one."""
     on_alarm: Literal["warn", "stop"] = "warn"
     """What an alarm does: a line in the log and 1 in the metrics, or also the end of the run, student exported."""
     alarm_window: Count = 100

@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args
-from miles_dmd.config.checks import check_args
 from miles_dmd.config.elsewhere import nearest_flag
 from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, flags_of, per_trainer
 from miles_dmd.config.idle import without_idle
@@ -30,16 +29,12 @@ class HelpShown(SystemExit):
     """``--help`` was asked for and printed: the process has nothing more to do. Others who exit are a failure."""
 
 
-def parse_args(argv: Sequence[str] | None = None) -> Args:
-    """The run that ``argv`` asks for, its files and cross-field rules checked. Raises ConfigError; HelpShown, which
-    exits."""
-    args = parse_flags(argv)
-    check_args(args)
-    return args
+def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Args:
+    """Arguments of the run that ``argv`` asks for, each of its kind; ``program`` is what ``--help`` calls it.
 
-
-def parse_flags(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Args:
-    """As ``parse_args``, without ``check_args``; ``program`` is what ``--help`` calls it."""
+    ``preflight.rules.resolve`` checks them against each other and against the disk. Raises ConfigError; HelpShown,
+    which exits.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     config = _peek(words, "--config")
     preset = read_preset(config) if config is not None else Preset()

@@ -14,7 +14,6 @@ from miles_dmd.shown import shown
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
-    from miles_dmd.contracts.loss import LossType
 
     AnyArgs = TypeVar("AnyArgs", Args, Namespace)
 
@@ -97,11 +96,6 @@ def trainer_args(args: "Args") -> "dict[str, Args]":
     """
     run = dataclasses.replace(args, teacher_checkpoint=args.teacher_path)
     return {config.role: compute_trainer_args(run, config) for config in compute_trainer_configs(run)}
-
-
-def student_args(args: "Args", loss_type: "LossType") -> "Args":
-    """Those of the group that trains the student."""
-    return trainer_args(args)[loss_type.plan(args).group_of("student")]
 
 
 def require_role(role: str, roles: tuple[str, ...], loss_type: str, where: str) -> None:

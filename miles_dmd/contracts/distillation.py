@@ -34,7 +34,7 @@ class Distillation:
     student_call: Mapping[str, Any]
     teacher_call: Mapping[str, Any]
     teacher_sha256: str = ""
-    """Fingerprint of the teacher's components (config/changes.py); empty in older files."""
+    """Fingerprint of the teacher's components (preflight/changes.py); empty in older files."""
     weights: ExportReport | None = None
     """The dtype of the student's weights; None until they are written, and in older files."""
 

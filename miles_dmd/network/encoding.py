@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from miles_dmd import registry
-from miles_dmd.config.checkpoints import encoder_fingerprint, weight_files
-from miles_dmd.config.prompt_table import gib
 from miles_dmd.contracts.family import ModelFamily, Truncation
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests, fsync_path
@@ -34,6 +32,8 @@ from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.pretrained import opening
 from miles_dmd.network.table_file import FORMAT, Layout, checksum, new_layout
 from miles_dmd.observe.count import Count
+from miles_dmd.pipelines.directory import encoder_fingerprint, weight_files
+from miles_dmd.preflight.prompt_table import gib
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.family import Encode

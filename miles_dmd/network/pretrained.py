@@ -10,9 +10,9 @@ import torch
 from accelerate import init_empty_weights, load_checkpoint_in_model
 from torch import nn
 
-from miles_dmd.config.checkpoints import weight_entry
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.errors import ConfigError, MilesDmdError
+from miles_dmd.pipelines.directory import weight_entry
 
 
 @contextlib.contextmanager

@@ -14,13 +14,13 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from miles_dmd.config.checkpoints import read_json, weight_files
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.contracts.model_card import CARD_NAME, model_card
 from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.errors import SaveError
 from miles_dmd.files import copy_tree, remove_tree, replace_directory
+from miles_dmd.pipelines.directory import read_json, weight_files
 from miles_dmd.training.rounding import Asked, rounded
 
 WEIGHTS_NAME = "diffusion_pytorch_model{suffix}.safetensors"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from miles_dmd.config.metric_names import metric_names
 from miles_dmd.contracts.distillation import read_distillation
 from miles_dmd.observe.metrics import read_metrics
+from miles_dmd.preflight.metric_names import metric_names
 from miles_dmd.run import main
 
 
@@ -46,15 +46,15 @@ def test_grids_tell_diversity_and_the_best_student_stays_beside_the_last(flags, 
     assert read_distillation(tmp_path / "student").policy_version == 2
 
 
-def test_names_that_keep_best_takes_are_those_that_a_run_writes(flags, make_args, tmp_path):
+def test_names_that_keep_best_takes_are_those_that_a_run_writes(flags, resolved, tmp_path):
     asked = ("--sample-prompts", "1", "--sample-interval", "1", "--alarm-window", "1", "--num-rollout", "3")
 
     main(flags("--local", *asked, "--save", str(tmp_path)))
 
     written = {name for row in read_metrics(tmp_path / "metrics.jsonl") for name in row}
     # a slope needs a window of two
-    assert metric_names(make_args("--local", *asked)) - written == {"critic/loss_slope", "alarm/critic_loss_slope"}
-    assert written <= metric_names(make_args("--local", *asked))
+    assert metric_names(resolved("--local", *asked)) - written == {"critic/loss_slope", "alarm/critic_loss_slope"}
+    assert written <= metric_names(resolved("--local", *asked))
 
 
 def test_number_that_takes_longer_than_an_interval_is_no_end_of_the_run(flags, tmp_path, caplog):

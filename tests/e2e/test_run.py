@@ -154,10 +154,8 @@ def test_what_only_libraries_find_wrong_with_a_checkpoint_is_one_line_and_no_run
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_teacher_is_told_not_to_draw_is_part_of_its_call(make_args):
-    loss_type = registry.load("losses", "dmd2")
-
-    plain, negative = (describe(make_args(*more), loss_type, 0) for more in ((), ("--negative-prompt", "blurry")))
+def test_what_the_teacher_is_told_not_to_draw_is_part_of_its_call(resolved):
+    plain, negative = (describe(resolved(*more), 0) for more in ((), ("--negative-prompt", "blurry")))
 
     assert "negative_prompt" not in plain.teacher_call
     assert negative.teacher_call["negative_prompt"] == "blurry"

@@ -135,7 +135,7 @@ ROOT, exchanges = Path(sys.argv[1]), sys.argv[2] == "exchange"
 if not exchanges:
     files._exchanged = lambda one, other: False  # a file system that cannot
 
-def export(args, loss_type, executor, directory):
+def export(run, executor, directory):
     directory.mkdir()
     for name in ("model_index.json", "weights"):
         (directory / name).write_text(str(executor))
@@ -144,7 +144,7 @@ students.export_student = export
 
 def keeper():
     args = SimpleNamespace(keep_best="max:m", sample_interval=1, on_save_failure="stop")
-    return students.KeepBest(args, None, ROOT / "student_best")
+    return students.KeepBest(SimpleNamespace(args=args), ROOT / "student_best")
 
 def keep(step):
     keeper()._keep({"metric": "m", "value": step, "global_step": step}, step)

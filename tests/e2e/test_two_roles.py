@@ -4,8 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from miles_dmd.config.metric_names import metric_names
 from miles_dmd.observe.metrics import read_metrics
+from miles_dmd.preflight.metric_names import metric_names
+from miles_dmd.preflight.rules import resolve
 from miles_dmd.run import DistillationTrainer
 
 CYCLES = 3
@@ -48,7 +49,7 @@ def test_each_role_steps_its_own_optimizer(reference):
     assert not tensors(directory, 1)["head.network.0.weight"].equal(saved["head.network.0.weight"])
     assert not any(name.startswith("head") for name in tensors(directory, group="actor"))
     written = {name for row in rows for name in row if not name.startswith("time/")}
-    assert written <= metric_names(args)
+    assert written <= metric_names(resolve(args))
 
 
 def test_resumed_run_ends_bit_equal(reference, two_roles, tmp_path):

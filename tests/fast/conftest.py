@@ -11,6 +11,7 @@ import pytest
 from miles_dmd.config.cli import parse_args
 from miles_dmd.errors import ConfigError
 from miles_dmd.models.sd3.configs import CLASSES
+from miles_dmd.preflight.rules import resolve
 
 SD35_MEDIUM: Mapping[str, Any] = {
     "_class_name": "SD3Transformer2DModel",
@@ -92,12 +93,31 @@ def asked(configuration_only: Path, prompt_file: Path) -> list[str]:
 
 
 @pytest.fixture
+def run(tmp_path, asked, latest, capsys, monkeypatch):
+    """(exit code, lines on stderr, what was written) of the command line, in an empty directory."""
+    from miles_dmd.run import main
+
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+
+    def ask(*flags, whole=True):
+        before = set(tmp_path.rglob("*"))
+        code = main(latest([*asked, *flags]) if whole else list(flags))
+        err = capsys.readouterr().err
+        assert err.removesuffix("\n").isprintable()
+        return code, err.splitlines(), sorted(set(tmp_path.rglob("*")) - before)
+
+    return ask
+
+
+@pytest.fixture
 def refused(asked: list[str], latest: Callable[[list[str]], list[str]]) -> Callable[..., str]:
     """``refused("--lr", "0")``: the one line with which the door refuses ``asked`` and these flags."""
 
     def parse(*flags: str) -> str:
         with pytest.raises(ConfigError) as error:
-            parse_args(latest([*asked, *flags]))
+            resolve(parse_args(latest([*asked, *flags])))
         assert "\n" not in str(error.value)
         return str(error.value)
 

@@ -6,15 +6,16 @@ from dataclasses import asdict
 from miles_dmd.batches import RolloutBatches
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.hooks import SampleGrids
-from miles_dmd.journal import Journal
+from miles_dmd.grids import SampleGrids
 from miles_dmd.local import init_single_rank
 from miles_dmd.losses.dmd2 import loss_type as dmd2
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.encoding import ensure_table
 from miles_dmd.plan import TrainerCounters
+from miles_dmd.preflight.rules import resolve
 from miles_dmd.prompts import PromptSource
 from miles_dmd.rollout import RolloutWorker
+from miles_dmd.run_logger import RunLogger
 from miles_dmd.students import describe
 from miles_dmd.training.compute import choose_compute
 from miles_dmd.training.shard import local
@@ -94,7 +95,7 @@ class Probes:
         )
 
     def called(self, args):
-        return asdict(describe(args, dmd2, 1))
+        return asdict(describe(resolve(args), 1))
 
     def scheduled(self, args):
         plan = dmd2.plan(args)
@@ -112,12 +113,12 @@ class Probes:
         return drawn
 
     def rung(self, args):
-        journal = Journal(args, dmd2.plan(args), self.tmp_path, None)
+        logger = RunLogger(resolve(args), self.tmp_path)
         numbers = {"samples/saturation": 0.005, "samples/diversity": 0.5, "actor/rollout_drift": 0.05,
                    "actor/generated_std": 1.0}  # fmt: skip
         series = [
             {**numbers, "actor/teacher_critic_gap": 1 + (n >= 150), "critic/loss": 1 + n / 500} for n in range(300)
         ]
-        rung = [journal.alarms.check({"cycle": n + 1, "global_step": n + 1, **row}) for n, row in enumerate(series)]
-        journal.trackers.close()
+        rung = [logger.alarms.check({"cycle": n + 1, "global_step": n + 1, **row}) for n, row in enumerate(series)]
+        logger.trackers.close()
         return rung

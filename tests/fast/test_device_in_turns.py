@@ -20,7 +20,7 @@ from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan import DistillationTrainerController, build_plan, requests_until_student_update
 from miles_dmd.prompts import PromptSource
 from miles_dmd.rollout import RolloutWorker
-from miles_dmd.saving import restore
+from miles_dmd.saving import RunState
 
 
 class Engine:
@@ -105,8 +105,7 @@ def test_engine_sleeps_while_trainers_load(executor_of):
     driver = {"counters": {}, "prompts": {}, "pending": [], "policy_version": 3, "observers": {}}
     resume = SimpleNamespace(directory=Path("checkpoint"), driver=driver)
 
-    parts = dict.fromkeys(("batches", "prompts", "controller"), anything)
-    restore(resume, executor=executor_of(engine), observers={}, **parts)
+    RunState(executor_of(engine), anything, anything, anything, {}).restore(resume)
 
     assert engine.log == ["sleep", "critic load", "actor load", "wake", "weights", "sleep"]
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from miles_dmd import registry
-from miles_dmd.config.cli import parse_flags
+from miles_dmd.config.cli import parse_args
 from miles_dmd.config.flags import flag_name, flags_of
 from miles_dmd.config.values import kinds
 
@@ -128,7 +128,7 @@ def test_a_command_is_understood(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my_preset.yaml").write_text(blocks("docs/your_model.md", "yaml")[0][1])
 
-    args = parse_flags(shlex.split(command)[2:])
+    args = parse_args(shlex.split(command)[2:])
 
     assert args.loss_type in registry.names("losses") or "." in args.loss_type
 
@@ -140,7 +140,7 @@ def test_yaml_is_a_preset(text, tmp_path):
     path = tmp_path / "preset.yaml"
     path.write_text(text)
 
-    args = parse_flags(["--config", str(path)])
+    args = parse_args(["--config", str(path)])
 
     assert args.lr == yaml.safe_load(text)["args"]["lr"]
 

@@ -21,6 +21,7 @@ from miles_dmd.config.flags import ENGINE, LOSS, RUN, flags_of, per_trainer
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import loss_type as dmd2
+from miles_dmd.preflight.rules import resolve
 
 _spec = importlib.util.spec_from_file_location("probes", Path(__file__).parent / "probes.py")
 probes = importlib.util.module_from_spec(_spec)
@@ -76,6 +77,7 @@ def refused(flags, words):
 
 TRAINER_TESTS, RESUME = "tests/fast/training/test_trainer.py", "tests/e2e/test_resume.py"
 SAVING, SGLANG_TESTS = "tests/fast/checkpoint/test_saving.py", "tests/fast/engines/test_sglang_options.py"
+PREFLIGHT = "tests/fast/preflight"
 EFFECTS = {
     # Model
     "model_family": shown_by("tests/fast/test_registry.py::test_a_plug_in_is_a_file_or_package_of_its_wing"),
@@ -129,7 +131,7 @@ EFFECTS = {
     "negative_prompt": changes("trained", "--negative-prompt eight"),
     # Run
     "config": shown_by("tests/fast/config/test_cli.py::test_flags_win_over_the_preset_and_the_preset_over_defaults"),
-    "overwrite": shown_by("tests/fast/config/test_runs.py::test_another_run_is_replaced_only_when_asked"),
+    "overwrite": shown_by("tests/fast/preflight/test_run_directory.py::test_another_run_is_replaced_only_when_asked"),
     "save_interval": shown_by(f"{SAVING}::test_saved_every_interval_and_at_the_end"),
     "keep_checkpoints": shown_by(f"{SAVING}::test_older_ones_are_removed"),
     "on_save_failure": shown_by(f"{SAVING}::test_full_disk_leaves_the_previous_checkpoint"),
@@ -137,10 +139,10 @@ EFFECTS = {
     "seed": changes("sampled", "--seed 7"),
     "device": shown_by("tests/fast/config/test_bad_input.py::test_a_device_that_is_not_there_is_refused_without_torch"),
     "local": shown_by("tests/e2e/test_run.py::test_ray_run_equals_the_local_run"),
-    "dry_run": shown_by("tests/fast/config/test_checks.py::test_a_run_needs_weights_and_a_dry_run_does_not"),
+    "dry_run": shown_by("tests/fast/preflight/test_rules.py::test_a_run_needs_weights_and_a_dry_run_does_not"),
     "ray_address": shown_by("tests/e2e/test_cluster.py::test_run_joins_a_cluster_of_two_nodes_that_wants_a_token"),
     "export_dtype": shown_by("tests/e2e/test_export.py::test_the_share_is_told_and_auto_loses_nothing"),
-    "ray_auth_mode": shown_by("tests/fast/config/test_ray_places.py::test_ray_authenticates_unless_it_is_told_not_to"),
+    "ray_auth_mode": shown_by(f"{PREFLIGHT}/test_ray_places.py::test_ray_authenticates_unless_it_is_told_not_to"),
     "cpu_threads": read_by("cluster/trainer_actor"),
     "cache_dir": shown_by("tests/fast/test_teacher.py::test_they_are_drawn_once_for_what_they_depend_on"),
     "sample_interval": changes("drawn", "--sample-interval 1", beside="--sample-prompts 2"),
@@ -150,6 +152,7 @@ EFFECTS = {
     "max_consecutive_skipped_cycles": shown_by(
         "tests/e2e/test_faults.py::test_number_that_is_not_finite_on_one_rank_is_skipped_by_all"
     ),
+    "hook": shown_by("tests/e2e/test_hooks.py::test_hook_reports_remembers_and_decides_which_student_is_best"),
     "on_alarm": shown_by("tests/e2e/test_alarms.py::test_alarm_ends_a_run_cleanly_if_asked"),
     "alarm_window": changes("rung", "--alarm-window 10"),
     "alarm_critic_lag": changes("rung", "--alarm-critic-lag 1.5"),
@@ -213,7 +216,7 @@ def probe(flags, latest, other, tmp_path_factory):
     def measure(name, words, again=False, **more):
         key = (name, tuple(words), *more.values())
         if again or key not in measured:
-            args = parse_args(latest([*base, *(other.get(word, word) for word in words)]))
+            args = resolve(parse_args(latest([*base, *(other.get(word, word) for word in words)]))).args
             measured[key] = getattr(probes.Probes(base, tmp_path_factory.mktemp("run")), name)(args, **more)
         return measured[key]
 
@@ -243,7 +246,7 @@ def test_flag_that_can_do_nothing_is_refused(flags, latest, argument):
     row = EFFECTS[argument]
 
     with pytest.raises(ConfigError) as error:
-        parse_args(latest([*flags(), *row.flags]))
+        resolve(parse_args(latest([*flags(), *row.flags])))
 
     assert f"{row.flags[0]} {row.flags[1]}" in str(error.value)
     assert row.words in str(error.value)
@@ -277,7 +280,7 @@ def test_trainers_own_flag_changes_that_trainer_or_is_refused_by_name(probe, fla
     flag = OF_TRAINERS[name]
     words = of_trainer(flag.scope, flag.argument)
     try:
-        args = parse_args(latest([*flags(), *(other.get(word, word) for word in words)]))
+        args = resolve(parse_args(latest([*flags(), *(other.get(word, word) for word in words)]))).args
     except ConfigError as error:
         refusal = str(error)
     else:

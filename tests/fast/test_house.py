@@ -22,9 +22,9 @@ NEUTRAL = [
     "batches.py",
     "local.py",
     "rollout.py",
-    "hooks.py",
+    "grids.py",
     "students.py",
-    "journal.py",
+    "run_logger.py",
     "plan/controller.py",
 ]
 

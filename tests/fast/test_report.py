@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from miles_dmd.config.cli import parse_args, parse_flags
+from miles_dmd.config.cli import parse_args
 from miles_dmd.config.presets import shipped
 from miles_dmd.memory import _size
 from miles_dmd.plan import UpdateSchedule
-from miles_dmd.registry import load
-from miles_dmd.report import Run, batch_table, resolved_run
+from miles_dmd.preflight.rules import resolve
+from miles_dmd.report import batch_table, run_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def tables(asked):
     """title -> its lines, cells separated by one blank, of a run asked for with more flags."""
 
     def report(*flags):
-        blocks = resolved_run(parse_args([*asked, *flags])).split("\n\n")
+        blocks = run_tables(resolve(parse_args([*asked, *flags]))).split("\n\n")
         return {block.splitlines()[0]: [" ".join(line.split()) for line in block.splitlines()[1:]] for block in blocks}
 
     return report
@@ -79,12 +79,11 @@ def test_batches_are_followed_from_the_phase_to_the_forward(tables):
 
 
 def test_a_batch_that_is_used_again_is_sampled_once(asked):
-    args = parse_args([*asked, "--rollout-batch-size", "10", "--num-rollout", "2"])
-    plan = load("losses", "dmd2").plan(args)
-    student, fake = plan.update_schedule.phases
+    run = resolve(parse_args([*asked, "--rollout-batch-size", "10", "--num-rollout", "2"]))
+    student, fake = run.plan.update_schedule.phases
     schedule = UpdateSchedule((student, replace(fake, batch_policy="reuse_student")))
 
-    table = batch_table(Run(args, replace(plan, update_schedule=schedule), {"actor": args}))
+    table = batch_table(replace(run, plan=replace(run.plan, update_schedule=schedule), trainers={"actor": run.args}))
 
     assert table.note == "1 batch = 10 samples a cycle; 20 samples in the run"
 
@@ -145,7 +144,7 @@ def test_every_shipped_preset_has_a_dry_run_on_configuration_files_alone(tables,
 
 
 def test_memory_is_estimated_from_the_headers_of_weights(asked, latest, teacher):
-    text = resolved_run(parse_flags(latest([*asked, "--hf-checkpoint", str(teacher)])))
+    text = run_tables(resolve(parse_args(latest([*asked, "--hf-checkpoint", str(teacher)]))))
 
     assert any(line.split()[:3] == ["actor", "student", "320,960"] for line in text.splitlines())
     assert "lacks the files of" not in text
@@ -176,8 +175,9 @@ def test_sizes_are_shown_in_a_unit_that_leaves_a_number(amount, text):
 
 def test_a_dry_run_answers_at_once_without_torch(asked, tmp_path):
     code = (
-        "import sys\nfrom miles_dmd.config.cli import parse_args\nfrom miles_dmd.report import resolved_run\n"
-        "print(resolved_run(parse_args()))\n"
+        "import sys\nfrom miles_dmd.config.cli import parse_args\nfrom miles_dmd.preflight.rules import resolve\n"
+        "from miles_dmd.report import run_tables\n"
+        "print(run_tables(resolve(parse_args())))\n"
         "print([name for name in ('torch', 'ray', 'diffusers', 'transformers', 'numpy') if name in sys.modules])"
     )
     before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from miles_dmd import DistillationTrainer
-from miles_dmd.config import checks
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan import FakeBatchProvider, FakeDistillationHooks, FakePhaseExecutor, build_plan
+from miles_dmd.preflight import rules as checks
 from miles_dmd.run import main
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ def exported(monkeypatch):
     """Steps at which a student was exported; the export is a file that says so."""
     steps = []
 
-    def export(args, loss_type, executor, directory):
+    def export(run, executor, directory):
         directory.mkdir()
         (directory / "weights").write_text(str(executor))
         steps.append(executor)
@@ -34,7 +34,7 @@ def keep_best(tmp_path, exported):
             on_save_failure=on_save_failure,
         )
         (tmp_path / run).mkdir(exist_ok=True)
-        return KeepBest(args, None, tmp_path / run / "student_best", earlier)
+        return KeepBest(SimpleNamespace(args=args), tmp_path / run / "student_best", earlier)
 
     return make
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from miles_dmd.config.args import Args
-from miles_dmd.config.runs import clear
 from miles_dmd.files import copy_tree, recover_directory, remove_tree, replace_directory
+from miles_dmd.preflight.run_directory import clear
 
 NOBODY = 65534
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from miles_dmd.config.checkpoints import from_config
-from miles_dmd.config.components import clip_parameters, t5_parameters, vae_parameters
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.models.sd3.configs import (
     CLASSES,
@@ -25,6 +23,8 @@ from miles_dmd.models.sd3.configs import (
     vae,
 )
 from miles_dmd.models.sd3.parameters import transformer_parameters
+from miles_dmd.pipelines.components import clip_parameters, t5_parameters, vae_parameters
+from miles_dmd.pipelines.directory import from_config
 
 PIPELINE_TEXT_LENGTH = 256
 """T5 tokens that StableDiffusion3Pipeline uses unless told otherwise, whatever the tokenizer allows."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from miles_dmd.config.checkpoints import read_config
-from miles_dmd.config.components import T5, Clip, Layers, Size, Tokenizer, Vae, read_vae
 from miles_dmd.config.values import Natural, Positive, Range
 from miles_dmd.errors import ConfigError
+from miles_dmd.pipelines.components import T5, Clip, Layers, Size, Tokenizer, Vae, read_vae
+from miles_dmd.pipelines.directory import read_config
 
 TRAIN_TIMESTEPS = 1000
 """What sigma = 1 is called by the network's time embedding."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from miles_dmd.config.components import Shapes, linear
 from miles_dmd.models.sd3.configs import Transformer
+from miles_dmd.pipelines.components import Shapes, linear
 
 TIME_CHANNELS = 256
 

@@ -6,19 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from miles_dmd import registry
 from miles_dmd.checkpoint import manifest
 from miles_dmd.checkpoint.manifest import entry_of
-from miles_dmd.config.alarms import alarm_thresholds
 from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor, StartedRun
+from miles_dmd.grids import SampleGrids
 from miles_dmd.handles import BatchHandle
-from miles_dmd.hooks import SampleGrids
 from miles_dmd.observe.alarms import Alarms
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan.skips import Skips
+from miles_dmd.preflight.rules import resolve
 from miles_dmd.prompts import PromptSource
-from miles_dmd.saving import CheckpointSaver
+from miles_dmd.saving import CheckpointSaver, RunState
 from miles_dmd.students import KeepBest
 
 
@@ -94,11 +93,11 @@ class FakeRollouts:
         return [(path.name, num_chunks) for path in paths]
 
 
-def observers(args, directory):
+def observers(run, directory):
     """Those of a run that has something to remember."""
-    alarms = Alarms(dict.fromkeys(alarm_thresholds(args), 0.5), 1)
+    alarms = Alarms(dict.fromkeys(run.alarms, 0.5), 1)
     alarms.check({"actor/teacher_critic_gap": 0.1, "critic/loss": 2.0, "samples/diversity": 0.1})
-    grids, best = SampleGrids(args, [], directory / "samples", {}), KeepBest(args, None, directory / "student_best")
+    grids, best = SampleGrids(run.args, [], directory / "samples", {}), KeepBest(run, directory / "student_best")
     grids._remember({"spread": 2.0, "limit": 3.0})
     best.metric, best.way = "m", "max"
     best._values, best._best = [1.0], {"metric": "m", "value": 2.0, "global_step": 1}
@@ -110,7 +109,8 @@ class Run:
 
     def __init__(self, args, directory: Path, cycle=2, resume=None, content=b"weights"):
         self.args, self.directory = args, directory
-        self.plan = registry.load("losses", args.loss_type).plan(args)
+        run = resolve(args)
+        self.plan = run.plan
         self.counters = self.plan.update_schedule.counters_after(cycle)
         steps, version = self.counters.optimizer_steps, self.counters.global_step
         self.groups = {
@@ -126,10 +126,9 @@ class Run:
         self.executor = GroupExecutor(self.plan, None, StartedRun(self.groups, self.rollouts), SpanLog())
         self.executor.policy_version = version
         draws = {"size": 4, "since": 0, "batches": drawn}
-        self.observers = observers(args, directory) | {"draws": SimpleNamespace(state_dict=lambda: draws)}
-        parts = {"executor": self.executor, "batches": self.batches, "prompts": self.prompts}
-        parts["observers"] = self.observers
-        self.saver = CheckpointSaver(args, directory, resume=resume, **parts)
+        self.observers = observers(run, directory) | {"draws": SimpleNamespace(state_dict=lambda: draws)}
+        state = RunState(self.executor, self.batches, self.prompts, None, self.observers)
+        self.saver = CheckpointSaver(run, directory, state, resume)
 
     def after(self, cycle):
         return self.plan.update_schedule.counters_after(cycle)

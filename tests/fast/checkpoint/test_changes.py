@@ -5,36 +5,36 @@ import dataclasses
 import pytest
 
 from miles_dmd.config.args import Args
-from miles_dmd.config.changes import HARMLESS, Change, changes, recorded_arguments, refuse_changes
 from miles_dmd.config.values import kinds
 from miles_dmd.errors import CheckpointError
+from miles_dmd.preflight.changes import HARMLESS, Change, changes, recorded_arguments, refuse_changes
 
 
 @pytest.fixture(scope="module")
-def recorded(make_args):
-    return recorded_arguments(make_args())
+def recorded(resolved):
+    return recorded_arguments(resolved())
 
 
 def shown(found):
     return [str(change) for change in found]
 
 
-def test_same_arguments_are_no_change(recorded, make_args):
-    assert changes(recorded, make_args()) == []
+def test_same_arguments_are_no_change(recorded, resolved):
+    assert changes(recorded, resolved()) == []
 
 
-def test_change_for_all_trainers_is_told_once(recorded, make_args):
-    assert shown(changes(recorded, make_args("--lr", "3e-4"))) == ["lr was 0.0001, is 0.0003"]
+def test_change_for_all_trainers_is_told_once(recorded, resolved):
+    assert shown(changes(recorded, resolved("--lr", "3e-4"))) == ["lr was 0.0001, is 0.0003"]
 
 
-def test_change_of_one_trainer_is_told_as_its_own(recorded, make_args):
-    assert shown(changes(recorded, make_args("--actor-betas", "0", "0.9"))) == [
+def test_change_of_one_trainer_is_told_as_its_own(recorded, resolved):
+    assert shown(changes(recorded, resolved("--actor-betas", "0", "0.9"))) == [
         "actor-betas was [0.9, 0.999], is [0.0, 0.9]"
     ]
 
 
-def test_options_of_the_loss_count(recorded, make_args):
-    assert shown(changes(recorded, make_args("--teacher-guidance", "3"))) == ["teacher-guidance was 4.0, is 3.0"]
+def test_options_of_the_loss_count(recorded, resolved):
+    assert shown(changes(recorded, resolved("--teacher-guidance", "3"))) == ["teacher-guidance was 4.0, is 3.0"]
 
 
 @pytest.mark.parametrize(
@@ -48,31 +48,31 @@ def test_options_of_the_loss_count(recorded, make_args):
         ("--num-rollout", "20"),
     ],
 )
-def test_what_does_not_alter_training_passes(recorded, make_args, harmless):
-    found = changes(recorded, make_args(*harmless))
+def test_what_does_not_alter_training_passes(recorded, resolved, harmless):
+    found = changes(recorded, resolved(*harmless))
 
     assert found == []
 
 
 @pytest.mark.parametrize("flag", ["--seed 1", "--solver euler", "--shift 2", "--rollout-batch-size 8", "--height 16"])
-def test_what_alters_training_is_told(recorded, make_args, flag):
-    (change,) = changes(recorded, make_args(*flag.split()))
+def test_what_alters_training_is_told(recorded, resolved, flag):
+    (change,) = changes(recorded, resolved(*flag.split()))
 
     assert change.name == flag.split()[0].removeprefix("--")
 
 
-def test_longer_run_alters_a_learning_rate_that_falls_towards_its_end(make_args):
+def test_longer_run_alters_a_learning_rate_that_falls_towards_its_end(resolved):
     falling = ("--lr-scheduler", "cosine")
-    recorded = recorded_arguments(make_args(*falling))
+    recorded = recorded_arguments(resolved(*falling))
 
-    assert shown(changes(recorded, make_args(*falling, "--num-rollout", "20"))) == ["num-rollout was 2, is 20"]
+    assert shown(changes(recorded, resolved(*falling, "--num-rollout", "20"))) == ["num-rollout was 2, is 20"]
 
 
-def test_argument_that_the_checkpoint_does_not_know_is_told(recorded, make_args):
+def test_argument_that_the_checkpoint_does_not_know_is_told(recorded, resolved):
     older = {name: {**row, "arguments": {k: v for k, v in row["arguments"].items() if k != "clip_grad"}}
              for name, row in recorded.items()}  # fmt: skip
 
-    assert shown(changes(older, make_args())) == ["clip-grad was absent, is 1.0"]
+    assert shown(changes(older, resolved())) == ["clip-grad was absent, is 1.0"]
 
 
 def test_harmless_arguments_exist():

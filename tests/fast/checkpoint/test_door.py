@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from miles_dmd.config.resume import open_resume
 from miles_dmd.errors import CheckpointError, ConfigError
+from miles_dmd.preflight.resume import open_resume
 from miles_dmd.run import main
 
 
@@ -27,8 +27,8 @@ def refused(flags, capsys):
     return run
 
 
-def test_sound_checkpoint_passes(saved, make_args):
-    resume = open_resume(make_args("--load", str(saved)))
+def test_sound_checkpoint_passes(saved, resolved):
+    resume = open_resume(resolved("--load", str(saved)))
 
     resume.verify()
 
@@ -125,10 +125,10 @@ def test_other_prompts_are_refused(saved, refused, tmp_path):
     assert "holds other prompts than the run in the checkpoint" in message
 
 
-def test_moved_prompts_pass(saved, make_args, digit_prompts, tmp_path):
+def test_moved_prompts_pass(saved, resolved, digit_prompts, tmp_path):
     shutil.copy(digit_prompts, tmp_path / "moved.txt")
 
-    assert open_resume(make_args("--load", str(saved), "--prompt-data", str(tmp_path / "moved.txt")))
+    assert open_resume(resolved("--load", str(saved), "--prompt-data", str(tmp_path / "moved.txt")))
 
 
 def test_changed_arguments_are_listed(saved, refused):
@@ -182,7 +182,7 @@ def test_later_checkpoints_in_the_way_are_told(make_run, refused):
 
 
 def test_going_on_in_place_leaves_what_is_there(make_run, make_args):
-    from miles_dmd.config.runs import clear, own_directory
+    from miles_dmd.preflight.run_directory import clear, own_directory
 
     run = make_run()
     run.save()
@@ -216,7 +216,7 @@ def test_another_run_in_the_way_is_still_refused(saved, refused, tmp_path):
         (("--load", "/no/such"), "--load /no/such: /no/such is no directory"),
         (("--load", "latest"), "--load latest: means the newest checkpoint of --save"),
         (("--critic-load", "somewhere"), "--critic-load somewhere: a checkpoint holds all trainers of a run"),
-        (("--allow-changed", "lr"), "--allow-changed lr speaks of a checkpoint; name it by --load"),
+        (("--allow-changed", "lr"), "--allow-changed lr requires --load CHECKPOINT"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(refused, more, part):

@@ -6,22 +6,22 @@ import json
 import pytest
 
 from miles_dmd.checkpoint.manifest import LARGEST
-from miles_dmd.config.resume import open_resume
 from miles_dmd.errors import ConfigError, SaveError
+from miles_dmd.preflight.resume import open_resume
 
 
 @pytest.fixture
-def args(make_args, saved):
-    return make_args("--load", str(saved))
+def run(resolved, saved):
+    return resolved("--load", str(saved))
 
 
 @pytest.fixture
-def said(args, saved):
+def said(run, saved):
     """The line with which the checkpoint is refused; empty where it is taken."""
 
     def refusal():
         try:
-            open_resume(args)
+            open_resume(run)
         except ConfigError as error:
             line = str(error)
         else:

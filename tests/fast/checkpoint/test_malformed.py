@@ -7,8 +7,8 @@ import re
 import pytest
 
 from miles_dmd.checkpoint.records import DRIVER
-from miles_dmd.config.resume import open_resume
 from miles_dmd.errors import ConfigError
+from miles_dmd.preflight.resume import open_resume
 
 VALUES = (None, True, -1, 1.5, "../x", [0], {"x": 0})
 """One of each kind that JSON has; -1 is of another kind than the whole numbers of these files."""
@@ -50,10 +50,10 @@ def are_unlike(value, old):
     return type(value) is not type(old)
 
 
-def refusal(args, saved):
+def refusal(run, saved):
     """One line, or nothing where the checkpoint is taken. Another exception is none."""
     try:
-        open_resume(args)
+        open_resume(run)
     except ConfigError as error:
         said = str(error)
     else:
@@ -64,13 +64,13 @@ def refusal(args, saved):
 
 
 @pytest.fixture
-def args(make_args, saved):
+def run(resolved, saved):
     """Of a run that goes on from ``saved``."""
-    return make_args("--load", str(saved))
+    return resolved("--load", str(saved))
 
 
 @pytest.fixture
-def taken(saved, args, rewrite, forge):
+def taken(saved, run, rewrite, forge):
     """Changes of a file after which the checkpoint is still taken, and refusals that do not name what is wrong."""
 
     def change_all(path, names):
@@ -85,7 +85,7 @@ def taken(saved, args, rewrite, forge):
                 rewrite(saved, write)
             else:
                 forge(saved, path, write)
-            said = refusal(args, saved)
+            said = refusal(run, saved)
             if not any(name in said for name in names):
                 odd[what] = said
         return odd
@@ -112,29 +112,29 @@ def test_driver(taken):
 @pytest.mark.parametrize("change", [lambda c: c.pop("sources"), lambda c: c.update(arguments=[]), lambda c: c.clear(),
                                     lambda c: c["sources"]["hf_checkpoint"].update(sha256=1),
                                     lambda c: c["sources"].update(hf_checkpoint=None)])  # fmt: skip
-def test_arguments_of_a_trainer(saved, args, forge, change):
+def test_arguments_of_a_trainer(saved, run, forge, change):
     forge(saved, "actor/args.json", change)
 
-    assert "actor/args.json" in refusal(args, saved)
+    assert "actor/args.json" in refusal(run, saved)
 
 
-def test_waiting_batches_are_all_of_the_student_of_the_checkpoint(saved, args, forge):
+def test_waiting_batches_are_all_of_the_student_of_the_checkpoint(saved, run, forge):
     forge(saved, "driver.json", lambda driver: driver["pending"][0].update(policy_version=0))
 
-    assert "driver.json speaks of waiting samples that are not those of the checkpoint" in refusal(args, saved)
+    assert "driver.json speaks of waiting samples that are not those of the checkpoint" in refusal(run, saved)
 
 
 @pytest.mark.parametrize("change", [lambda pending: pending.clear(), lambda pending: pending.append(pending[0])])
-def test_as_many_batches_wait_as_there_are_files(saved, args, forge, change):
+def test_as_many_batches_wait_as_there_are_files(saved, run, forge, change):
     forge(saved, "driver.json", lambda driver: change(driver["pending"]))
 
-    assert "driver.json speaks of waiting samples that are not those of the checkpoint" in refusal(args, saved)
+    assert "driver.json speaks of waiting samples that are not those of the checkpoint" in refusal(run, saved)
 
 
-def test_fields_that_no_format_has_are_refused(saved, args, forge):
+def test_fields_that_no_format_has_are_refused(saved, run, forge):
     forge(saved, "driver.json", lambda driver: driver["prompts"].update(more=1))
 
-    assert "driver.json does not have the fields of its format: prompts has an unknown 'more'" in refusal(args, saved)
+    assert "driver.json does not have the fields of its format: prompts has an unknown 'more'" in refusal(run, saved)
 
 
 def test_every_field_of_the_drivers_file_is_described(saved):

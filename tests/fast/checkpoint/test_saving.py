@@ -7,10 +7,10 @@ import pytest
 
 from miles_dmd.checkpoint import store
 from miles_dmd.checkpoint.manifest import read_manifest
-from miles_dmd.config.resume import open_resume
 from miles_dmd.errors import SaveError
+from miles_dmd.preflight.resume import open_resume
 from miles_dmd.prompts import PromptSource
-from miles_dmd.saving import remembering, restore
+from miles_dmd.saving import RunState, remembering
 
 
 def names(run):
@@ -144,10 +144,10 @@ def test_file_that_only_another_node_sees_is_told(make_run):
         run.save()
 
 
-def test_run_keeps_its_name_where_it_goes_on(make_run, make_args):
+def test_run_keeps_its_name_where_it_goes_on(make_run, resolved):
     run = make_run()
     first = run.save()
-    resume = open_resume(make_args("--load", str(first)))
+    resume = open_resume(resolved("--load", str(first)))
 
     here = make_run(resume=resume, cycle=3).save()
     there = make_run(resume=resume, cycle=3, directory=run.directory.with_name("other")).save()
@@ -157,9 +157,9 @@ def test_run_keeps_its_name_where_it_goes_on(make_run, make_args):
     assert (read_manifest(there).run != name, read_manifest(there).parent) == (True, f"{name}@2")
 
 
-def test_restoring_hands_everything_back(make_run, make_args, digit_prompts):
+def test_restoring_hands_everything_back(make_run, resolved, digit_prompts):
     run = make_run()
-    resume = open_resume(make_args("--load", str(run.save())))
+    resume = open_resume(resolved("--load", str(run.save())))
     told = []
     run.executor.sync_weights = lambda version: told.append(("weights", version, list(run.groups["actor"].loaded)))
     batches = SimpleNamespace(restore=lambda pending: told.append(("batches", pending)))
@@ -168,7 +168,7 @@ def test_restoring_hands_everything_back(make_run, make_args, digit_prompts):
     remembers = SimpleNamespace(load_state_dict=lambda state: told.append(("skips", state)))
     observers = {"skips": remembers, "hook_0": remembers}
 
-    restore(resume, executor=run.executor, batches=batches, prompts=prompts, controller=controller, observers=observers)
+    RunState(run.executor, batches, prompts, controller, observers).restore(resume)
 
     assert told == [
         ("counters", {"global_step": 1, "optimizer_steps": {"fake_score": 4, "student": 1}, "completed_cycles": 2}),
@@ -183,7 +183,7 @@ def test_restoring_hands_everything_back(make_run, make_args, digit_prompts):
 def test_hooks_that_remember_something_are_part_of_it(counting_hook):
     forgetful, counting = SimpleNamespace(), counting_hook()
 
-    assert remembering([forgetful, counting]) == {"hook_1": counting}
+    assert remembering({"mine": forgetful, "counting": counting}) == {"counting": counting}
 
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])

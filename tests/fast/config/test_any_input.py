@@ -8,9 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from miles_dmd.config.args import Args
-from miles_dmd.config.checks import check_args
 from miles_dmd.config.cli import parse_args
-from miles_dmd.config.components import T5, Clip, Vae
 from miles_dmd.config.flags import flags_of
 from miles_dmd.config.nested import CHOICES, KEYS, OF_TRAINER, SHARED
 from miles_dmd.config.trainers import TrainerConfig, compute_trainer_args, compute_trainer_configs
@@ -19,7 +17,9 @@ from miles_dmd.engines.sglang import Options as EngineOptions
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import Options
 from miles_dmd.models.sd3.configs import Scheduler, Transformer
-from miles_dmd.report import resolved_run
+from miles_dmd.pipelines.components import T5, Clip, Vae
+from miles_dmd.preflight.rules import resolve
+from miles_dmd.report import run_tables
 
 SCALARS = (
     st.none()
@@ -47,9 +47,9 @@ def held(work):
         assert str(refused).isprintable()  # noqa: PT017 - there are no refusals that must come
 
 
-def resolve(words):
+def tables(words):
     args = parse_args(words)
-    return resolved_run(args)
+    return run_tables(resolve(args))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_of_a_pipelines_files(asked, configuration_only, place, value):
     content = path.read_text() if path.exists() else '{"weight_map": {"a": "b.safetensors"}}'
     path.write_text(json.dumps({**json.loads(content), place[1]: value}))
 
-    held(lambda: resolve(asked))
+    held(lambda: tables(asked))
 
     path.write_text(content)
 
@@ -109,7 +109,7 @@ def test_of_a_preset(asked, tmp_path, in_an_empty_folder, document):
     path = tmp_path / "any.yaml"
     path.write_bytes(yaml.safe_dump(document).encode("utf-8", "surrogatepass"))
 
-    held(lambda: resolve([*asked, "--config", str(path)]))
+    held(lambda: tables([*asked, "--config", str(path)]))
 
 
 FLAGS = sorted(
@@ -122,7 +122,7 @@ PAIRS = st.tuples(st.sampled_from(FLAGS), TEXTS)
 @every
 @given(pairs=st.lists(PAIRS, min_size=1, max_size=2), rest=st.lists(TEXTS, max_size=1))
 def test_of_a_command_line(asked, latest, in_an_empty_folder, pairs, rest):
-    held(lambda: resolve(latest([*asked, *map("=".join, pairs), *rest])))
+    held(lambda: tables(latest([*asked, *map("=".join, pairs), *rest])))
 
 
 @every
@@ -132,8 +132,7 @@ def test_of_arguments_that_a_program_makes(configuration_only, prompt_file, in_a
 
     def make():
         args = Args(**{**given, **({name: value} if name not in kinds(Options) else {})})
-        check_args(args)
-        resolved_run(args)
+        run_tables(resolve(args))
 
     held(make)
     held(lambda: compute_trainer_args(Args(**given), TrainerConfig("critic", {name: value})))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from miles_dmd.config.cli import parse_args, parse_flags
+from miles_dmd.config.cli import parse_args
 from miles_dmd.config.trainers import TrainerConfig, compute_trainer_args, compute_trainer_configs
 
 
@@ -17,7 +17,7 @@ def preset(tmp_path):
 
 
 def test_defaults_stand_where_nothing_is_said():
-    args = parse_flags([])
+    args = parse_args([])
 
     assert (args.loss_type, args.lr, args.loss_options.fake_update_ratio) == ("dmd2", 1e-5, 5)
     assert args.trainers == (TrainerConfig("critic", {}), TrainerConfig("actor", {}))
@@ -26,7 +26,7 @@ def test_defaults_stand_where_nothing_is_said():
 def test_flags_win_over_the_preset_and_the_preset_over_defaults(preset):
     path = preset("args: {lr: 2e-5, clip_grad: 5, fake_update_ratio: 3, teacher_guidance: 2}")
 
-    args = parse_flags(["--config", path, "--lr", "3e-5", "--teacher-guidance", "1.5"])
+    args = parse_args(["--config", path, "--lr", "3e-5", "--teacher-guidance", "1.5"])
 
     assert (args.lr, args.clip_grad, args.weight_decay) == (3e-5, 5.0, 1e-4)
     assert (args.loss_options.fake_update_ratio, args.loss_options.teacher_guidance) == (3, 1.5)
@@ -35,7 +35,7 @@ def test_flags_win_over_the_preset_and_the_preset_over_defaults(preset):
 def test_a_trainers_flag_wins_over_its_preset(preset):
     path = preset("trainers: [{role: critic, overrides: {lr: 1e-6, clip_grad: 9, teacher_guidance: 2}}]")
 
-    args = parse_flags(["--config", path, "--critic-lr", "4e-7", "--lr", "1e-4"])
+    args = parse_args(["--config", path, "--critic-lr", "4e-7", "--lr", "1e-4"])
 
     critic, actor = (compute_trainer_args(args, trainer) for trainer in compute_trainer_configs(args))
     assert (critic.lr, critic.clip_grad, critic.loss_options.teacher_guidance) == (4e-7, 9.0, 2.0)
@@ -45,7 +45,7 @@ def test_a_trainers_flag_wins_over_its_preset(preset):
 def test_a_flag_may_switch_off_what_a_preset_switched_on(preset):
     path = preset("args: {gradient_checkpointing: true, tensorboard: true}")
 
-    args = parse_flags(["--config", path, "--no-gradient-checkpointing"])
+    args = parse_args(["--config", path, "--no-gradient-checkpointing"])
 
     assert (args.gradient_checkpointing, args.tensorboard) == (False, True)
 
@@ -53,21 +53,21 @@ def test_a_flag_may_switch_off_what_a_preset_switched_on(preset):
 def test_the_preset_may_choose_the_loss_type(preset, own_loss):
     path = preset(f"args: {{loss_type: {own_loss('lab')}}}")
 
-    assert parse_flags(["--config", path]).trainers == (TrainerConfig("actor", {}),)
-    assert parse_flags(["--config", path, "--loss-type", "dmd2"]).loss_type == "dmd2"
+    assert parse_args(["--config", path]).trainers == (TrainerConfig("actor", {}),)
+    assert parse_args(["--config", path, "--loss-type", "dmd2"]).loss_type == "dmd2"
 
 
 def test_a_loss_type_of_the_users_own_brings_its_flags(own_loss):
     name = own_loss("lab", ("teacher", "actor"), "margin: float = 0.5")
 
-    args = parse_flags(["--loss-type", name, "--margin", "2", "--teacher-micro-batch-size", "7"])
+    args = parse_args(["--loss-type", name, "--margin", "2", "--teacher-micro-batch-size", "7"])
 
     assert args.loss_options.margin == 2.0
     assert args.trainers[0] == TrainerConfig("teacher", {"micro_batch_size": 7})
 
 
 def test_values_may_follow_an_equals_sign_and_start_with_a_dash():
-    args = parse_flags(["--negative-prompt=--blurry", "--betas", "0", "0.99", "--lr=1e-3"])
+    args = parse_args(["--negative-prompt=--blurry", "--betas", "0", "0.99", "--lr=1e-3"])
 
     assert (args.negative_prompt, args.betas, args.lr) == ("--blurry", (0.0, 0.99), 1e-3)
 

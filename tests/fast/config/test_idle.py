@@ -4,6 +4,7 @@ import pytest
 
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.idle import UNREAD
+from miles_dmd.preflight.rules import resolve
 
 SWITCHED_OFF = {
     "ray_address": "--local --ray-address auto",
@@ -59,7 +60,7 @@ def test_argument_that_nothing_reads_is_refused_by_name(refused, argument):
     ],
 )
 def test_what_is_read_passes(asked, latest, flags):
-    parse_args(latest([*asked, *words(flags)]))
+    resolve(parse_args(latest([*asked, *words(flags)])))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_neighbours_of_the_table_are_refused_too(refused, flags, part):
 def test_what_a_flag_switches_off_is_left_out_of_a_preset(asked, latest, tmp_path, preset, flags, argument, default):
     (tmp_path / "mine.yaml").write_text(preset)
 
-    args = parse_args(latest([*asked, "--config", str(tmp_path / "mine.yaml"), *flags.split()]))
+    args = resolve(parse_args(latest([*asked, "--config", str(tmp_path / "mine.yaml"), *flags.split()]))).args
 
     assert getattr(args, argument) == default
 
@@ -98,7 +99,8 @@ def test_what_is_switched_off_of_one_trainer_is_left_out_there(asked, latest, tm
     row = "{role: critic, overrides: {lr_scheduler: cosine, lr_warmup_steps: 5}}"
     (tmp_path / "mine.yaml").write_text(f"trainers: [{row}]")
 
-    args = parse_args(latest([*asked, "--config", str(tmp_path / "mine.yaml"), "--critic-lr-scheduler", "constant"]))
+    words = [*asked, "--config", str(tmp_path / "mine.yaml"), "--critic-lr-scheduler", "constant"]
+    args = resolve(parse_args(latest(words))).args
 
     assert args.trainers[0].overrides == {"lr_scheduler": "constant"}
 

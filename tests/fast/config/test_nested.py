@@ -2,7 +2,7 @@
 
 import pytest
 
-from miles_dmd.config.cli import parse_flags
+from miles_dmd.config.cli import parse_args
 from miles_dmd.config.nested import CHOICES, OF_TRAINER, SHARED
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan.configuration import PLAN_SETTINGS, TRAINER_SETTINGS
@@ -13,7 +13,7 @@ def parse(tmp_path):
     def read(text, *flags):
         path = tmp_path / "mine.yaml"
         path.write_text(text)
-        return parse_flags(["--config", str(path), *flags])
+        return parse_args(["--config", str(path), *flags])
 
     return read
 

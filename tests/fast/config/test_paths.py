@@ -6,7 +6,7 @@ import pytest
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args
-from miles_dmd.config.cli import parse_flags
+from miles_dmd.config.cli import parse_args
 from miles_dmd.config.flags import ENGINE, LOSS, RUN, flags_of
 from miles_dmd.config.trainers import TrainerConfig, compute_trainer_args, compute_trainer_configs
 from miles_dmd.losses.dmd2 import loss_type as dmd2
@@ -44,7 +44,7 @@ def test_what_names_a_path_says_so():
 
 @pytest.mark.parametrize("name", PATHS)
 def test_a_flag_has_the_home_for_a_tilde(home, name):
-    args = parse_flags([*ENGINES, f"{name}=~/x"])
+    args = parse_args([*ENGINES, f"{name}=~/x"])
 
     assert value_of(args, PATHS[name]) == f"{home}/x"
 
@@ -53,7 +53,7 @@ def test_a_flag_has_the_home_for_a_tilde(home, name):
 def test_a_preset_has_the_home_for_a_tilde(home, tmp_path, name):
     (tmp_path / "mine.yaml").write_text(f"args: {{{PATHS[name].argument}: ~/x}}")
 
-    args = parse_flags([*ENGINES, "--config", str(tmp_path / "mine.yaml")])
+    args = parse_args([*ENGINES, "--config", str(tmp_path / "mine.yaml")])
 
     assert value_of(args, PATHS[name]) == f"{home}/x"
 
@@ -61,7 +61,7 @@ def test_a_preset_has_the_home_for_a_tilde(home, tmp_path, name):
 def test_a_trainer_of_a_preset_has_the_home_for_a_tilde(home, tmp_path):
     (tmp_path / "mine.yaml").write_text("trainers: [{role: critic, overrides: {hf_checkpoint: ~/x}}]")
 
-    args = parse_flags(["--config", str(tmp_path / "mine.yaml")])
+    args = parse_args(["--config", str(tmp_path / "mine.yaml")])
 
     assert value_of(args, PATHS["--critic-hf-checkpoint"]) == f"{home}/x"
 
@@ -86,7 +86,7 @@ def test_a_preset_lies_in_the_home_too(home):
     home.mkdir()
     (home / "mine.yaml").write_text("args: {lr: 3e-5}")
 
-    assert parse_flags(["--config=~/mine.yaml"]).lr == 3e-5
+    assert parse_args(["--config=~/mine.yaml"]).lr == 3e-5
 
 
 @pytest.mark.parametrize("name", ["~odd", "$odd"])
@@ -94,7 +94,7 @@ def test_a_file_of_an_odd_name_is_that_file(monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).touch()
 
-    assert parse_flags(["--prompt-data", name]).prompt_data == name
+    assert parse_args(["--prompt-data", name]).prompt_data == name
 
 
 def test_numbers_of_a_program_become_those_of_a_command_line():

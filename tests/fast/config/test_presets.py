@@ -3,7 +3,7 @@
 import pytest
 
 from miles_dmd.config import presets
-from miles_dmd.config.cli import parse_flags
+from miles_dmd.config.cli import parse_args
 from miles_dmd.config.presets import read_preset, shipped
 from miles_dmd.errors import ConfigError, NotFound
 
@@ -14,7 +14,7 @@ def refused(tmp_path):
         path = tmp_path / "mine.yaml"
         path.write_text(text)
         with pytest.raises(ConfigError) as error:
-            parse_flags(["--config", str(path), *flags])
+            parse_args(["--config", str(path), *flags])
         assert "\n" not in str(error.value)
         return str(error.value).replace(str(path), "mine.yaml")
 
@@ -27,7 +27,7 @@ def test_the_main_jobs_preset_and_the_real_models_preset_are_shipped():
 
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_preset_parses_and_warms_its_fake_score_up(name):
-    args = parse_flags(["--config", name])
+    args = parse_args(["--config", name])
 
     assert args.loss_options.fake_warmup_cycles == 1
 
@@ -49,7 +49,7 @@ def test_paths_of_a_preset_are_looked_for_here_then_beside_it_then_above(monkeyp
     monkeypatch.chdir(here)
 
     def found():
-        return parse_flags(["--config", str(preset)]).prompt_data
+        return parse_args(["--config", str(preset)]).prompt_data
 
     nowhere = found()
     (home / "p.txt").touch()
@@ -65,7 +65,7 @@ def test_a_trainers_path_is_looked_for_too(monkeypatch, tmp_path):
     preset = tmp_path / "mine.yaml"
     preset.write_text("trainers: [{role: critic, overrides: {hf_checkpoint: weights}}]")
 
-    args = parse_flags(["--config", str(preset)])
+    args = parse_args(["--config", str(preset)])
 
     assert args.trainers[0].overrides == {"hf_checkpoint": f"{tmp_path}/weights"}
 
@@ -142,7 +142,7 @@ def test_empty_sections_ask_for_nothing(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("args:\ntrainers:\n")
 
-    assert parse_flags(["--config", str(path)]).trainers == parse_flags([]).trainers
+    assert parse_args(["--config", str(path)]).trainers == parse_args([]).trainers
 
 
 def test_presets_lie_beside_the_package():

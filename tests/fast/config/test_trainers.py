@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from miles_dmd.config.args import Args
-from miles_dmd.config.checks import check_args
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.flags import per_trainer
-from miles_dmd.config.overrides import RUN_WIDE, check_run_wide
 from miles_dmd.config.trainers import TrainerConfig, compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import kinds
 from miles_dmd.errors import ConfigError
+from miles_dmd.losses.dmd2 import loss_type as dmd2
+from miles_dmd.preflight.overrides import RUN_WIDE, check_run_wide
+from miles_dmd.preflight.rules import resolve
 
 
 def test_a_namespace_has_the_actor_alone():
@@ -153,7 +154,7 @@ def test_what_a_run_has_one_of_is_no_trainers_own_from_python_either(asked, role
     args = replace(parse_args(asked), trainers=(TrainerConfig(role, {name: OF_A_RUN[name]}),))
 
     with pytest.raises(ConfigError, match=rf"--{role}-{name.replace('_', '-')} .*applies to the whole run") as refused:
-        check_args(args)
+        resolve(args)
 
     assert f"pass --{name.replace('_', '-')}" in str(refused.value)
 
@@ -163,7 +164,7 @@ def test_every_argument_is_the_runs_or_may_be_a_trainers_own(asked):
     allowed = set()
     for name in kinds(Args):
         try:
-            check_run_wide(replace(args, trainers=(TrainerConfig("actor", {name: getattr(args, name)}),)))
+            check_run_wide(replace(args, trainers=(TrainerConfig("actor", {name: getattr(args, name)}),)), dmd2)
             allowed.add(name)
         except ConfigError:
             continue

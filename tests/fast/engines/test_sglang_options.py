@@ -17,6 +17,7 @@ from miles_dmd.engines.sglang.launch import ManagedServer, Ports, command, envir
 from miles_dmd.engines.sglang.schedule import scheduler_directory
 from miles_dmd.engines.sglang.server_flags import owned
 from miles_dmd.errors import ConfigError, EngineError
+from miles_dmd.preflight.rules import resolve
 
 OWN = ("--sglang-python", sys.executable)
 URL = ("--sglang-url", "http://127.0.0.1:30000")
@@ -75,7 +76,7 @@ def test_what_cannot_be_is_refused_in_one_line(make_args, more, message):
 
 def test_flag_of_another_engine_is_named(flags):
     with pytest.raises(ConfigError, match="--sglang-url http://a is a flag of --rollout-engine 'sglang'"):
-        parse_args(flags("--sglang-url", "http://a"))
+        resolve(parse_args(flags("--sglang-url", "http://a")))
 
 
 def test_several_servers_are_attached_to(make_args):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 
-from miles_dmd.config.components import T5, Clip, clip_parameters, t5_parameters
 from miles_dmd.errors import ConfigError
 from miles_dmd.models.sd3 import family, max_pixels
+from miles_dmd.pipelines.components import T5, Clip, clip_parameters, t5_parameters
 
 SD35_LARGE = {
     "num_layers": 38,

@@ -1,0 +1,1 @@
+"""Pipeline directories of diffusers: JSON files, weight headers, fingerprints, comparison. No tensor is read."""

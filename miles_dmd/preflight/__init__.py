@@ -1,0 +1,1 @@
+"""Preflight: the resolved run, and refusal of what could not run, before anything is loaded. Knows no torch."""

@@ -1,0 +1,66 @@
+"""Arguments that a trainer may override: none of the whole run's, and none that it does not read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from miles_dmd.config.args import Args, OptimArgs
+from miles_dmd.config.flags import per_trainer
+from miles_dmd.config.values import flag_name, kinds
+from miles_dmd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from miles_dmd.contracts.loss import LossType
+    from miles_dmd.plan import DistillationPlan
+    from miles_dmd.preflight.resolved import ResolvedRun
+
+RUN_WIDE = {
+    "model_family": "networks of one run share latents and text, so a run has one family",
+    "save": "a run has one directory for all its trainers",
+    "max_sequence_length": "prompts are encoded once for all trainers",
+    "teacher_checkpoint": "a run has one teacher",
+}
+"""Arguments that a trainer may not have of its own, though its group of arguments may."""
+OF_THE_AVERAGE = frozenset({"ema_decay", "ema_start_step"})
+OF_THE_STEP = frozenset(kinds(OptimArgs)) - OF_THE_AVERAGE - {"micro_batch_size", "num_trainer_ranks"} | {
+    "gradient_checkpointing"
+}
+"""What a group reads only if something in it trains."""
+
+
+def check_run_wide(args: Args, loss_type: LossType) -> None:
+    """Raises ConfigError for an override of what the run has one of."""
+    options = dict.fromkeys(loss_type.run_wide, "a run has one schedule and one teacher")
+    whole = dict.fromkeys(kinds(Args).keys() - set(per_trainer()), "it applies to the whole run, not to one trainer")
+    reasons = {**whole, **RUN_WIDE, **options}
+    for trainer in args.trainers:
+        for name in trainer.overrides.keys() & reasons.keys():
+            raise ConfigError(f"{_given(trainer.role, name, args)}: {reasons[name]}; pass {flag_name(name)}")
+
+
+def check_read(run: ResolvedRun) -> None:
+    """Raises ConfigError for an override that its trainer would not read: it would do nothing, and seem to."""
+    args, plan = run.args, run.plan
+    if plan.averaged_role is None:
+        for name in sorted(OF_THE_AVERAGE):
+            if (value := getattr(args, name)) != getattr(Args, name):
+                raise ConfigError(f"{flag_name(name)} {value}: the plan keeps no moving average; drop it")
+    for trainer in args.trainers:
+        for name in trainer.overrides:
+            if why := _unread(name, trainer.role, plan, run.loss_type):
+                raise ConfigError(f"{_given(trainer.role, name, args)}: {why}; drop it")
+
+
+def _unread(name: str, role: str, plan: DistillationPlan, loss_type: LossType) -> str:
+    """Why the group ``role`` does not read it; empty where it does."""
+    if name in OF_THE_AVERAGE and "student_ema" not in plan.roles_of(role):
+        return f"the {role} keeps no moving average"
+    if name in OF_THE_STEP and not plan.trainable_roles_of(role):
+        return f"nothing in the {role} trains"
+    readers = loss_type.readers.get(name, (role,))
+    return "" if role in readers else f"the {role} does not read it, only the {' and the '.join(readers)} does"
+
+
+def _given(role: str, name: str, args: Args) -> str:
+    overrides = next(trainer.overrides for trainer in args.trainers if trainer.role == role)
+    return f"{flag_name(name, role)} {overrides[name]}"

@@ -1,0 +1,46 @@
+"""Size of the table of encoded prompts, and room for it on the disk of --cache-dir."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+from miles_dmd import prompts
+from miles_dmd.errors import ConfigError
+from miles_dmd.inputs import exists
+from miles_dmd.preflight.resolved import ResolvedRun
+
+BYTES = {"fp32": 4, "bf16": 2}
+"""Of one number of an embedding, by --compute-dtype."""
+SLACK = 1 << 20
+"""Bytes by which a file that holds the table may be larger than its rows: its header."""
+
+
+def table_bytes(run: ResolvedRun) -> int:
+    """Bytes on disk of all prompts of a run, encoded, and of the negative prompt."""
+    shapes = run.family.condition_shapes(run.teacher, run.family.text_length(run.args))
+    num_texts = len(set(prompts.read_prompts(run.args.prompt_data or ""))) + 1
+    return num_texts * sum(map(math.prod, shapes.values())) * BYTES[run.args.compute_dtype]
+
+
+def check_room(run: ResolvedRun) -> None:
+    """Raises ConfigError where the encoded prompts have no room on their disk, and may not be there already.
+
+    Which table is this run's is known once all of the text encoders' files have been read, so any of its size counts.
+    """
+    needed, cache = table_bytes(run), Path(run.args.cache_dir).expanduser()
+    free = shutil.disk_usage(next(place for place in (cache, *cache.absolute().parents) if exists(place))).free
+    kept = [path.stat() for path in (cache / "prompts").glob("*") if path.suffix in (".safetensors", ".partial")]
+    alike = [status.st_blocks * 512 for status in kept if needed <= status.st_size <= needed + SLACK]
+    if needed > free + max(alike, default=0):
+        raise ConfigError(
+            f"--cache-dir {run.args.cache_dir}: the encoded prompts need {gib(needed)}, and {gib(free)} are free on "
+            "its disk; make room, or name another directory"
+        )
+
+
+def gib(amount: float) -> str:
+    """Bytes as one reads them: 52.1 GiB, 3.4 MiB."""
+    unit, name = next((u, n) for u, n in ((2**30, "GiB"), (2**20, "MiB"), (0, "KiB")) if amount >= u)
+    return f"{amount / (unit or 2**10):,.1f} {name}"
