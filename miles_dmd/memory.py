@@ -8,7 +8,8 @@ from pathlib import Path
 from miles_dmd.config.args import Args
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.pipelines.consistency import lacking
-from miles_dmd.pipelines.directory import read_json, safetensors_parameters
+from miles_dmd.pipelines.documents import read_json
+from miles_dmd.pipelines.weights import safetensors_parameters
 from miles_dmd.preflight.resolved import ResolvedRun
 
 MASTER, GRADIENT, MOMENTS, AVERAGE = 4, 4, 8, 4
@@ -75,7 +76,7 @@ def _parameters(family: ModelFamily, pipeline: str) -> int:
 def _without_weights(run: ResolvedRun) -> str:
     """A line for each pipeline directory that a run would refuse, since it holds the configuration alone."""
     lines = ""
-    for path in sorted({path for _, path in run.directories()}):
+    for path in sorted(run.directories):
         if missing := lacking(path, run.family):
             lines += (
                 f"\n  {path} lacks the files of {', '.join(missing)}: counted from its configuration, and a run "

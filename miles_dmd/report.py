@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from miles_dmd import prompts
 from miles_dmd.config.args import Args
 from miles_dmd.config.flags import per_trainer
 from miles_dmd.config.values import kinds
@@ -85,7 +84,6 @@ def rollout_table(run: ResolvedRun) -> Table:
     args, student, family = run.args, run.student, run.family
     height, width = family.resolution(student)
     grid = ", ".join(f"{sigma:.4g}" for sigma in sigma_grid(args.num_inference_steps, args.shift))
-    texts = prompts.read_prompts(args.prompt_data or "")
     return Table(
         "Rollout",
         [
@@ -94,7 +92,7 @@ def rollout_table(run: ResolvedRun) -> Table:
             ("sigmas", f"{grid} (shift {args.shift:g})"),
             *_warned_of_shift(args.shift, family.scheduler_shift(Path(student.hf_checkpoint or ""))),
             ("images", f"{height} x {width}, {family.text_length(args)} text tokens"),
-            ("prompts", f"{len(texts)} in {args.prompt_data}"),
+            ("prompts", f"{len(run.prompts)} in {args.prompt_data}"),
             ("encoded", f"{gib(table_bytes(run))} of disk in --cache-dir {with_tilde(args.cache_dir)}"),
             ("student", str(student.hf_checkpoint)),
             ("teacher", str(args.teacher_path)),

@@ -17,7 +17,7 @@ from miles_dmd.contracts.reports import ENOUGH
 from miles_dmd.errors import FormatError, SaveError
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.files import atomic_write_text, copy_tree, digests, recover_directory, remove_tree, replace_directory
-from miles_dmd.preflight.changes import pipeline_fingerprint
+from miles_dmd.pipelines.fingerprint import fingerprint
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.preflight.resume import Resume
 from miles_dmd.preflight.run_directory import continues
@@ -186,7 +186,7 @@ def describe(run: ResolvedRun, policy_version: int) -> Distillation:
         sigmas=sigma_grid(steps, args.shift),
         solver=args.solver,
         teacher=teacher_name(teacher),
-        teacher_sha256=pipeline_fingerprint(teacher, tuple(family.components), digests(args.cache_dir)),
+        teacher_sha256=fingerprint(run.teacher, family.components, digests(args.cache_dir)),
         policy_version=policy_version,
         student_call=student,
         teacher_call={**run.teacher_sampling, **common, **negative},

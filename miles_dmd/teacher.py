@@ -24,7 +24,7 @@ from miles_dmd.network.denoiser import Denoiser
 from miles_dmd.network.guided import sample_guided
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.observe.count import Count
-from miles_dmd.pipelines.directory import weight_files
+from miles_dmd.pipelines.weights import weight_files
 from miles_dmd.sampling.partition import micro_batches
 from miles_dmd.training.compute import Compute, release_cached_memory
 

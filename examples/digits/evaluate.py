@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miles_dmd.contracts.distillation import Distillation, read_distillation
 from miles_dmd.errors import ConfigError, FormatError
 from miles_dmd.models.sd3.configs import CLASSES
-from miles_dmd.preflight.changes import pipeline_fingerprint
+from miles_dmd.pipelines.fingerprint import fingerprint
 from miles_dmd.seeds import derive
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def pipeline_directory(path: Path, flag: str) -> Path:
 def teacher_of(said: Distillation, named: Path) -> Path:
     """Raises Refusal unless ``named`` is the teacher that the student was distilled from."""
     pipeline_directory(named, "--teacher")
-    if said.teacher_sha256 not in ("", pipeline_fingerprint(str(named), tuple(CLASSES))):
+    if said.teacher_sha256 not in ("", fingerprint(named, CLASSES)):
         raise Refusal(
             f"--teacher {named} is not the teacher of this student, {said.teacher}: name the pipeline directory that "
             "it was distilled from"

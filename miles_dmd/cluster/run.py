@@ -31,7 +31,7 @@ def started(run: ResolvedRun, texts: Sequence[str]) -> Iterator[StartedRun]:
     limit, timeout = f"--placement-timeout {args.placement_timeout:g}", args.placement_timeout
     with _tidied(student, engine), ray_session(args.ray_address, timeout, args.ray_auth_mode) as session:
         ask = session.asker.ask
-        paths = sorted({str(path) for _, path in run.directories()})
+        paths = sorted(map(str, run.directories))
         for node in ask("looking at the nodes", timeout + LEAVING, lambda: check_nodes(paths, timeout), limit):
             print(f"  {node.node}: miles_dmd {node.version}, {node.free_gib:.1f} GiB of memory free", flush=True)
         num_servers = engine.num_servers(args)

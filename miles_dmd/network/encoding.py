@@ -32,7 +32,8 @@ from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.pretrained import opening
 from miles_dmd.network.table_file import FORMAT, Layout, checksum, new_layout
 from miles_dmd.observe.count import Count
-from miles_dmd.pipelines.directory import encoder_fingerprint, weight_files
+from miles_dmd.pipelines.fingerprint import fingerprint, text_components
+from miles_dmd.pipelines.weights import weight_files
 from miles_dmd.preflight.prompt_table import gib
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Order:
         key = {
             "format": FORMAT,
             "family": self.family.name,
-            "encoders": encoder_fingerprint(self.family.components, self.checkpoint, digests(self.cache_dir)),
+            "encoders": fingerprint(self.checkpoint, text_components(self.family.components), digests(self.cache_dir)),
             "texts": self.texts[:-1],
             "negative_prompt": self.texts[-1],
             "max_sequence_length": self.max_sequence_length,

@@ -12,7 +12,7 @@ from torch import nn
 
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.errors import ConfigError, MilesDmdError
-from miles_dmd.pipelines.directory import weight_entry
+from miles_dmd.pipelines.weights import weight_entry
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from typing import Any
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digest_file
 from miles_dmd.inputs import is_file
-from miles_dmd.pipelines.directory import read_json, weight_files
+from miles_dmd.pipelines.documents import read_json
+from miles_dmd.pipelines.weights import weight_files
 
 SHARED = ("text_encoder", "tokenizer", "vae")
 """How the names of shared components begin."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from miles_dmd.config.values import Positive, Range
 from miles_dmd.errors import ConfigError
-from miles_dmd.pipelines.directory import read_config
+from miles_dmd.pipelines.documents import read_config
 
 Shapes = dict[str, tuple[int, ...]]
 MOST_LEVELS = 8

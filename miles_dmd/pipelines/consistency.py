@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import is_file
 from miles_dmd.pipelines.comparison import require_same_content
-from miles_dmd.pipelines.directory import (
-    VOCABULARIES,
-    read_json,
-    require_pipeline,
-    require_tensors,
-    require_tokenizer,
-    require_weights,
-    weight_files,
-)
+from miles_dmd.pipelines.directory import VOCABULARIES, require_pipeline, require_tokenizer
+from miles_dmd.pipelines.documents import read_json
 from miles_dmd.pipelines.foreign import other_weights
 from miles_dmd.pipelines.quantised import refuse_quantised
+from miles_dmd.pipelines.weights import require_tensors, require_weights, weight_files
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.family import ModelFamily

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import is_file
-from miles_dmd.pipelines.directory import read_json, tensor_entries, weight_files
+from miles_dmd.pipelines.documents import read_json
+from miles_dmd.pipelines.weights import tensor_entries, weight_files
 from miles_dmd.shown import shown
 
 NARROW = ("F8", "F6_", "F4", "I8", "U8")

@@ -4,8 +4,6 @@ Every trainer's arguments are recorded as they were resolved, and what its weigh
 """
 
 import dataclasses
-import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,8 @@ from miles_dmd.checkpoint.records import FORMAT
 from miles_dmd.config.args import GROUPS, Args
 from miles_dmd.config.values import kinds
 from miles_dmd.errors import CheckpointError
-from miles_dmd.files import digest_file, digests
+from miles_dmd.files import digests
+from miles_dmd.pipelines.fingerprint import fingerprint
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.registry import nearest
 
@@ -129,18 +128,7 @@ def _sources(args: Args, group: str, run: ResolvedRun) -> dict[str, dict[str, st
     paths = {name: getattr(args, name) for name in dict.fromkeys(run.roles[group].checkpoints.values())}
     return {
         "teacher_checkpoint" if name == "teacher_path" else name: {
-            "path": str(path), "sha256": pipeline_fingerprint(path, tuple(components), digests(args.cache_dir))
+            "path": str(path), "sha256": fingerprint(Path(path), components, digests(args.cache_dir))
         }
         for name, path in paths.items()
     }  # fmt: skip
-
-
-def pipeline_fingerprint(directory: str, components: tuple[str, ...], known: Path | None = None) -> str:
-    """SHA-256 over the files of a pipeline's components; the folder ``known`` remembers those of large ones."""
-    digest = hashlib.sha256()
-    for component in components:
-        for path in sorted((Path(directory) / component).rglob("*")):
-            if path.is_file():
-                digest.update(os.fsencode(path.relative_to(directory)))
-                digest_file(digest, path, known)
-    return digest.hexdigest()

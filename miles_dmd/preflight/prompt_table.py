@@ -6,7 +6,6 @@ import math
 import shutil
 from pathlib import Path
 
-from miles_dmd import prompts
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import exists
 from miles_dmd.preflight.resolved import ResolvedRun
@@ -20,7 +19,7 @@ SLACK = 1 << 20
 def table_bytes(run: ResolvedRun) -> int:
     """Bytes on disk of all prompts of a run, encoded, and of the negative prompt."""
     shapes = run.family.condition_shapes(run.teacher, run.family.text_length(run.args))
-    num_texts = len(set(prompts.read_prompts(run.args.prompt_data or ""))) + 1
+    num_texts = len(set(run.prompts)) + 1
     return num_texts * sum(map(math.prod, shapes.values())) * BYTES[run.args.compute_dtype]
 
 

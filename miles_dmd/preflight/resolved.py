@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from miles_dmd.config.alarms import alarm_thresholds
 from miles_dmd.config.args import Args
 from miles_dmd.config.values import flag_name, kinds
+from miles_dmd.prompts import read_prompts
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.engine import EngineType
@@ -54,6 +55,11 @@ class ResolvedRun:
         return Path(self.args.teacher_path or "")
 
     @functools.cached_property
+    def prompts(self) -> tuple[str, ...]:
+        """Every prompt of --prompt-data, in the file's order. Raises ConfigError."""
+        return read_prompts(self.args.prompt_data or "")
+
+    @functools.cached_property
     def teacher_sampling(self) -> Mapping[str, Any]:
         """Number of steps and guidance scale at which the teacher is sampled; empty without a teacher to sample."""
         return self.loss_type.teacher_sampling(self.args)
@@ -63,12 +69,15 @@ class ResolvedRun:
         """Each alarm of the run -> its threshold; 0 is off."""
         return alarm_thresholds(self.args)
 
-    def directories(self) -> Iterator[tuple[str, Path]]:
-        """(flag, pipeline directory) of every network that some trainer starts from."""
+    @functools.cached_property
+    def directories(self) -> Mapping[Path, str]:
+        """Every pipeline directory that some trainer starts from -> the flag that named it first."""
+        found: dict[Path, str] = {}
         for group, own in self.trainers.items():
-            for argument in dict.fromkeys(self.roles[group].checkpoints.values()):
+            for argument in self.roles[group].checkpoints.values():
                 flag = self.flag(group, argument) if argument in kinds(Args) else self.flag_of_teacher
-                yield flag, Path(getattr(own, argument))
+                found.setdefault(Path(getattr(own, argument)), flag)
+        return found
 
     def flag(self, group: str, argument: str) -> str:
         """The flag that gave a group's trainer its value."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from miles_dmd import prompts, registry
+from miles_dmd import registry
 from miles_dmd.config import idle
 from miles_dmd.config.args import Args
 from miles_dmd.config.presets import shipped
@@ -138,7 +138,7 @@ def check_warmup(run: ResolvedRun) -> None:
 def check_pipelines(run: ResolvedRun) -> None:
     """Whole pipeline directories, which share what the networks of a run must share."""
     first: tuple[str, Path] | None = None
-    for flag, path in run.directories():
+    for path, flag in run.directories.items():
         try:
             check_pipeline(path, run.family, weights=not run.args.dry_run)
             first = first or (flag, path)
@@ -161,7 +161,7 @@ def check_teacher(run: ResolvedRun) -> None:
 
 def check_pixels(run: ResolvedRun) -> None:
     for flag, pixels in zip(("--height", "--width"), run.family.resolution(run.student), strict=True):
-        for _, directory in run.directories():
+        for directory in run.directories:
             step, longest = run.family.pixel_multiple(directory), run.family.max_pixels(directory)
             if pixels % step:
                 nearest = max(round(pixels / step), 1) * step
@@ -185,7 +185,7 @@ def check_text_length(run: ResolvedRun) -> None:
 
 
 def check_prompts(run: ResolvedRun) -> None:
-    prompts.read_prompts(run.args.prompt_data or "")
+    assert run.prompts  # which are read here for the first time
 
 
 def check_load(run: ResolvedRun) -> None:

@@ -20,7 +20,8 @@ from miles_dmd.contracts.model_card import CARD_NAME, model_card
 from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.errors import SaveError
 from miles_dmd.files import copy_tree, remove_tree, replace_directory
-from miles_dmd.pipelines.directory import read_json, weight_files
+from miles_dmd.pipelines.documents import read_json
+from miles_dmd.pipelines.weights import weight_files
 from miles_dmd.training.rounding import Asked, rounded
 
 WEIGHTS_NAME = "diffusion_pytorch_model{suffix}.safetensors"
@@ -67,7 +68,7 @@ def _write_parts(
     distillation: Distillation,
     dtype: Asked,
 ) -> ExportReport:
-    index = read_json(checkpoint / "model_index.json")
+    index = dict(read_json(checkpoint / "model_index.json"))
     _copy_components(partial, checkpoint, index, skip={family.network_component, "scheduler"})
     report = _write_network(partial / family.network_component, checkpoint / family.network_component, buckets, dtype)
     scheduler = family.code().write_scheduler(

@@ -86,7 +86,7 @@ def test_terminal_that_is_closed_in_the_middle(begin, tmp_path):
     run = begin(stdout=subprocess.PIPE, stderr=theirs, text=True, env=os.environ | {"TERM": "xterm"})
     os.close(theirs)
     seen = b""
-    while b"1/3" not in seen:
+    while b"/3" not in seen:  # the bar is there; which of its numbers are drawn is up to the machine
         seen += os.read(terminal, 1000)
     os.close(terminal)
     out, _ = run.communicate()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from miles_dmd.errors import ConfigError
-from miles_dmd.pipelines.directory import read_json
+from miles_dmd.pipelines.documents import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

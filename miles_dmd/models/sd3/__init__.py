@@ -24,7 +24,7 @@ from miles_dmd.models.sd3.configs import (
 )
 from miles_dmd.models.sd3.parameters import transformer_parameters
 from miles_dmd.pipelines.components import clip_parameters, t5_parameters, vae_parameters
-from miles_dmd.pipelines.directory import from_config
+from miles_dmd.pipelines.documents import from_config
 
 PIPELINE_TEXT_LENGTH = 256
 """T5 tokens that StableDiffusion3Pipeline uses unless told otherwise, whatever the tokenizer allows."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from miles_dmd.config.values import Natural, Positive, Range
 from miles_dmd.errors import ConfigError
 from miles_dmd.pipelines.components import T5, Clip, Layers, Size, Tokenizer, Vae, read_vae
-from miles_dmd.pipelines.directory import read_config
+from miles_dmd.pipelines.documents import read_config
 
 TRAIN_TIMESTEPS = 1000
 """What sigma = 1 is called by the network's time embedding."""

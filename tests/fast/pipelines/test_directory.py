@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from miles_dmd.errors import ConfigError
-from miles_dmd.pipelines.directory import WEIGHTS, require_pipeline, require_weights, safetensors_parameters
+from miles_dmd.pipelines.directory import require_pipeline
+from miles_dmd.pipelines.weights import WEIGHTS, require_weights, safetensors_parameters
 
 
 def test_a_single_file_is_counted_without_the_buffers_that_its_family_names(tmp_path):

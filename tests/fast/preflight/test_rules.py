@@ -12,7 +12,7 @@ from miles_dmd.config.trainers import TrainerConfig
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import Options
 from miles_dmd.models.sd3 import family
-from miles_dmd.pipelines.directory import ENCODER_WEIGHTS, WEIGHTS
+from miles_dmd.pipelines.weights import ENCODER_WEIGHTS, WEIGHTS
 from miles_dmd.preflight.rules import _flag_and_path, resolve
 
 
