@@ -96,7 +96,7 @@ GRID_ALARMS = (
         "saturation",
         "samples/saturation",
         latest("samples/saturation"),
-        "samples leave the data's range: less guidance of the teacher, or an earlier checkpoint",
+        "samples leave the data's range: less guidance, or an earlier checkpoint",
     ),
     Alarm(
         "diversity",
@@ -106,7 +106,7 @@ GRID_ALARMS = (
         below=True,
     ),
 )
-"""Those of a run that draws grids of samples, relative to its teacher's."""
+"""Alarms of a run that draws grids of samples, relative to its first grid, which is the teacher's if there is one."""
 
 
 class Alarms:

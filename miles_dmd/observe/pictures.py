@@ -33,7 +33,7 @@ class Panel:
     """Whether the axis is logarithmic."""
 
 
-GRID_PANELS = (Panel("Diversity over the teacher's", ("samples/diversity",)),)
+GRID_PANELS = (Panel("Diversity over the first grid's", ("samples/diversity",)),)
 """Those of a run that draws grids of samples."""
 
 
