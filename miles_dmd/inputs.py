@@ -93,6 +93,14 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """A JSON object. Raises ValueError, as ``parse_json``, and for another kind of value."""
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"no JSON object, but a {type(value).__name__}")
+    return value
+
+
 def unwritable(path: str | Path) -> str:
     """Why nothing can be written to a folder ``path``, or made there; empty where it can. Raises ConfigError."""
     path = Path(os.path.abspath(path))

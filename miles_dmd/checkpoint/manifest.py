@@ -17,7 +17,7 @@ from typing import Any
 
 from miles_dmd.errors import CheckpointError, ConfigError, FormatError, PlanError, SaveError
 from miles_dmd.files import write_synced
-from miles_dmd.inputs import MIB, exists, parse_json, read_bytes
+from miles_dmd.inputs import MIB, exists, parse_object, read_bytes
 from miles_dmd.shown import shown
 from miles_dmd.validators import Check, count, each, fields, positive, string, table
 
@@ -166,7 +166,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     try:
         if len(data) > LARGEST:
             raise ValueError(f"has more than {LARGEST // MIB} MiB")
-        parse_json(data)
+        parse_object(data)
     except ValueError as error:  # what a hook of the user's remembers, say
         raise SaveError(f"{path.name} could not be read again: {error}") from error
     write_synced(path, data)
@@ -181,12 +181,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if content is None:
         raise CheckpointError(f"{path.parent} has no {path.name}: it is no whole checkpoint")
     try:
-        value = parse_json(content)
+        return parse_object(content)
     except ValueError as error:  # UnicodeDecodeError is one
-        raise CheckpointError(f"{path} is damaged: it is no JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no JSON object")
-    return value
+        raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
 def _parsed(content: Mapping[str, Any], path: Path) -> Manifest:

@@ -11,6 +11,7 @@ from miles_dmd import prompts, registry
 from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import exists
+from miles_dmd.shown import byte_size
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.family import ModelFamily
@@ -40,12 +41,6 @@ def check_room(args: Args) -> None:
     alike = [status.st_blocks * 512 for status in kept if needed <= status.st_size <= needed + SLACK]
     if needed > free + max(alike, default=0):
         raise ConfigError(
-            f"--cache-dir {args.cache_dir}: the encoded prompts need {gib(needed)}, and {gib(free)} are free on its "
-            "disk; make room, or name another directory"
+            f"--cache-dir {args.cache_dir}: the encoded prompts need {byte_size(needed)}, and {byte_size(free)} are "
+            "free on its disk; make room, or name another directory"
         )
-
-
-def gib(amount: float) -> str:
-    """Bytes as one reads them: 52.1 GiB, 3.4 MiB."""
-    unit, name = next((u, n) for u, n in ((2**30, "GiB"), (2**20, "MiB"), (0, "KiB")) if amount >= u)
-    return f"{amount / (unit or 2**10):,.1f} {name}"

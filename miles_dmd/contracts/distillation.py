@@ -11,9 +11,9 @@ from typing import Any
 
 from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.errors import FormatError
-from miles_dmd.inputs import is_file, parse_json, read_text
+from miles_dmd.inputs import is_file, parse_object, read_text
 from miles_dmd.shown import printable, shown
-from miles_dmd.validators import a, count, each, fields, instance, number, optional, string
+from miles_dmd.validators import a, count, each, fields, number, optional, string
 
 FORMAT = 1
 FILE_NAME = "distillation.json"
@@ -69,8 +69,8 @@ def read_distillation(directory: Path) -> Distillation:
     if not is_file(path):
         raise FormatError(f"{directory} has no {FILE_NAME}; name the student/ directory that a run left")
     try:
-        content = parse_json(read_text(path))
-        if instance("it", content, dict).get("format", FORMAT) != FORMAT:
+        content = parse_object(read_text(path))
+        if content.get("format", FORMAT) != FORMAT:
             found = shown(content["format"])
             raise FormatError(
                 f"{path} has format {found}; this version of miles_dmd reads {FORMAT}: install a newer one"

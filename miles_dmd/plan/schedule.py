@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from miles_dmd.errors import PlanError, PlanTypeError
@@ -148,6 +148,16 @@ class UpdateSchedule:
                     steps = counters.optimizer_steps.get(role, 0)
                     counters.optimizer_steps[role] = steps + phase.repeats * cycles
         return counters
+
+    def fresh_batches_after(self, completed_cycles: int) -> int:
+        """Number of batches that so many cycles from the start draw."""
+        warmup = min(completed_cycles, self.warmup_cycles)
+        return fresh_batches(self.warmup_phases) * warmup + fresh_batches(self.phases) * (completed_cycles - warmup)
+
+
+def fresh_batches(phases: Iterable[UpdatePhaseSpec]) -> int:
+    """Number of batches that one cycle of ``phases`` draws."""
+    return sum(phase.repeats for phase in phases if phase.batch_policy == "fresh")
 
 
 def _check_warmup(phases: tuple[UpdatePhaseSpec, ...], cycles: int) -> None:
