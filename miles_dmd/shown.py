@@ -18,7 +18,7 @@ def printable(text: str, longest: int = LONGEST_MESSAGE) -> str:
 
 
 def shown(value: Any) -> str:
-    """As one would write it in Python, cut: nothing larger than the cut is made on the way."""
+    """``repr`` of a value, cut to LONGEST_VALUE characters; nothing larger than the cut is made on the way."""
     text = _REPR.repr(value)
     return printable(text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}...")
 

@@ -132,6 +132,6 @@ def _inside(name: str, key: str) -> str:
 
 
 def repeated(values: Iterable[Any]) -> list[Any]:
-    """What occurs more than once, sorted."""
+    """Values that occur more than once, sorted."""
     values = list(values)
     return sorted({value for value in values if values.count(value) > 1})

@@ -22,13 +22,13 @@ from miles_dmd.shown import shown
 from miles_dmd.validators import Check, count, each, fields, positive, string, table
 
 FORMAT = 2
-"""Of the manifest and of every record beside it."""
+"""Format number of the manifest and of every record beside it."""
 KIND = "miles_dmd.checkpoint"
 NAME = "manifest.json"
 HASHING_THREADS = 4
 _BLOCK = 1 << 20
 LARGEST = 64 * MIB
-"""Of a record: a million cycles of what alarms remember fit."""
+"""Bytes of a record: a million cycles of what alarms remember fit."""
 COUNTERS = fields({"global_step": count, "optimizer_steps": table(count), "completed_cycles": count})
 FIELDS = {
     "run": string,
@@ -42,7 +42,7 @@ FIELDS = {
     "created": string,
     "files": each(fields({"path": string, "size": count, "sha256": string})),
 }
-"""Of manifest.json, beside kind, format and its own checksum."""
+"""Fields of manifest.json, beside kind, format and its own checksum."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ OBSERVERS = {
     "skips": fields({"total": count, "in_a_row": count}),
     "draws": fields({"size": positive, "since": count, "batches": count}),
 }
-"""Those that remember something from cycle to cycle; hooks of the user's own come on top."""
+"""State of observers, carried from cycle to cycle; hooks of the user's own come on top."""
 DRIVER = {
     "format": positive,
     "run": string,
@@ -69,7 +69,7 @@ def read_arguments(checkpoint: Path, group: str) -> dict[str, Any]:
 
 
 def read_trainer(directory: Path) -> dict[str, Any]:
-    """Of a group, whose folder ``directory`` is. Raises CheckpointError, FormatError."""
+    """trainer.json of the group whose folder is ``directory``. Raises CheckpointError, FormatError."""
     return _read(directory / "trainer.json", TRAINER)
 
 

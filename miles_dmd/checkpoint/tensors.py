@@ -19,7 +19,7 @@ class Header:
     path: Path
     names: frozenset[str]
     notes: Mapping[str, str]
-    """What the writer noted beside the tensors."""
+    """Metadata that the writer put beside the tensors."""
 
     def numbers(self, note: str) -> Mapping[str, Any]:
         """A note that holds a JSON object. Raises CheckpointError."""

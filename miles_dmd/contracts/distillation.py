@@ -57,7 +57,7 @@ class Distillation:
 
 
 def teacher_name(directory: str | Path) -> str:
-    """What a pipeline is called: its name on the hub where it lies in the hub's cache, or else its directory's."""
+    """Name of a pipeline: the hub's where it lies in the hub's cache, else its directory's."""
     path = Path(os.path.abspath(directory))
     cached = next((part for part in path.parts if part.startswith(HUB_FOLDER)), "")
     return printable(cached.removeprefix(HUB_FOLDER).replace("--", "/") or path.name)

@@ -43,7 +43,7 @@ class Objective(Protocol):
 
 
 class Scorer(Protocol):
-    """What a group says about a batch, without gradient: tensors with a leading sample axis."""
+    """Scores of a batch by a group, without gradient: tensors with a leading sample axis."""
 
     def __call__(self, models: Mapping[str, Any], batch: DenoisingBatch, options: Any) -> Mapping[str, Tensor]: ...
 
@@ -65,7 +65,7 @@ class LossType:
     modules: Mapping[str, str] = field(default_factory=dict)
     """logical role -> ``build(models, options) -> nn.Module``, on the CPU in fp32, for one that no checkpoint holds."""
     capabilities: frozenset[str] = frozenset()
-    """What of its plan's ``required_capabilities`` its objectives bring, such as ``distribution_matching``."""
+    """Part of its plan's ``required_capabilities`` that its objectives bring, such as ``distribution_matching``."""
     scorers: Mapping[str, str] = field(default_factory=dict)
     """group -> the function that tells later groups about a batch."""
     tells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class LossType:
     teacher_sampling: Callable[[Any], Mapping[str, Any]] = lambda args: {}
     """num_inference_steps and guidance_scale at which the teacher is what the student learns to be."""
     alarms: tuple[Alarm, ...] = ()
-    """What is watched while it trains; the option ``alarm_<name>`` holds the threshold of each."""
+    """Alarms on its metrics; the option ``alarm_<name>`` holds the threshold of each."""
     panels: tuple[Panel, ...] = ()
     """Curves of its metrics."""
     headline: tuple[str, ...] = ()
