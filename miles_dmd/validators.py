@@ -72,6 +72,12 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
     return value
 
 
+def mapping(name: str, value: Any) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise _type_error(name, "a mapping", value)
+    return value
+
+
 def sequence(name: str, values: Any, kind: type[T]) -> tuple[T, ...]:
     """``values`` as a tuple of ``kind``; a string is no sequence of strings."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
@@ -101,7 +107,7 @@ def table(check: Check) -> Check:
     """A check for a mapping of any names to values that pass ``check``."""
 
     def check_table(name: str, value: Any) -> None:
-        for key, item in instance(name, value, Mapping).items():  # type: ignore[type-abstract]
+        for key, item in mapping(name, value).items():
             check(_inside(name, string(f"a key of {name}", key)), item)
 
     return check_table
@@ -111,7 +117,7 @@ def fields(checks: Mapping[str, Check], *, open_ended: bool = False) -> Check:
     """A check for a mapping with exactly these keys; with ``open_ended`` there may be others."""
 
     def check_fields(name: str, value: Any) -> None:
-        keys = instance(name or "it", value, Mapping).keys()  # type: ignore[type-abstract]
+        keys = mapping(name or "it", value).keys()
         if missing := [key for key in checks if key not in keys]:
             raise PlanError(f"{name or 'it'} lacks {missing[0]!r}")
         if not open_ended and (unknown := sorted(keys - checks.keys())):
