@@ -19,15 +19,11 @@ from miles_dmd.streams import drop_lost_terminal, say_at_once
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was told to stop, by ``signal``; the exit code is the shell's for it: 129, 130 or 143."""
+    """The run was told to stop, by ``signal``."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.signal = signal.Signals(number)
-
-    @property
-    def exit_code(self) -> int:
-        return 128 + self.signal
 
 
 class StopRequest:

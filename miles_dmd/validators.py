@@ -5,7 +5,7 @@ Each takes the name of a value and the value, and raises PlanError in one line t
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -37,8 +37,8 @@ def positive(name: str, value: Any) -> int:
 def number(name: str, value: Any) -> float:
     if type(value) not in (int, float):
         raise _type_error(name, "a finite number", value)
-    if not math.isfinite(value):
-        raise PlanError(f"{name} must be a finite number, got {value}")
+    if not abs(value) <= sys.float_info.max:  # of NaN too, and of whole numbers that no float holds
+        raise PlanError(f"{name} must be a finite number, got {shown(value)}")
     return value
 
 
