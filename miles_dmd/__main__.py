@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from miles_dmd.early import stand_by
+from miles_dmd.early import prepare_process
 from miles_dmd.streams import OutputError, leave, say, show
 
 PROGRAM = "miles-dmd"
@@ -68,7 +68,7 @@ def _inspect(words: Sequence[str]) -> int:
 
 def command() -> None:
     """The installed program."""
-    stand_by(PROGRAM)
+    prepare_process(PROGRAM)
     try:
         status: int | str | None = main()
     except SystemExit as shown:  # of argparse: --help, --version, words that it does not know

@@ -10,10 +10,10 @@ from miles_dmd.streams import open_closed_streams, say, say_at_once
 
 OLDEST = (3, 11)
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-"""What stops a run: a terminal that closes, Ctrl-C, and whoever ends a job."""
+"""Signals that stop a run: a terminal that closes, Ctrl-C, and whoever ends a job."""
 
 
-def stand_by(program: str) -> None:
+def prepare_process(program: str) -> None:
     """Until ``signals.listening`` takes over, and after it, a signal ends the process in one line: nothing has been
     started that could be left behind. Exits with 2 under a Python that is too old.
     """
@@ -28,11 +28,11 @@ def stand_by(program: str) -> None:
         say_at_once(f"{program}: stopped by {signal.Signals(number).name}")
         os._exit(128 + number)
 
-    for number in heard():
+    for number in handled_signals():
         signal.signal(number, leave)
 
 
-def heard() -> tuple[signal.Signals, ...]:
-    """Those of SIGNALS that the parent did not set to ignored, as ``nohup`` does, and a shell for ``command &`` in a
+def handled_signals() -> tuple[signal.Signals, ...]:
+    """The SIGNALS that the parent did not set to ignored, as ``nohup`` does, and a shell for ``command &`` in a
     script: they stay so."""
     return tuple(number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)

@@ -13,7 +13,7 @@ from miles_dmd.preflight.run_directory import FAILURE_LOG
 from miles_dmd.streams import OutputError, say
 
 
-def tell(
+def report_failure(
     program: str,
     error: BaseException,
     began: bool,
@@ -22,11 +22,11 @@ def tell(
     *,
     signal_number: int | None = None,
 ) -> int:
-    """Says on standard error why the run ended, once and in one line. Returns the exit code: 128 + n where signal n
+    """Print on standard error why the run ended, once and in one line. Returns the exit code: 128 + n where signal n
     ended it, 2 for a refusal before it had begun, 1 for any other end."""
     # whatever the error: who signals a whole group of processes has ended some that this one waited for
     if signal_number is not None and not isinstance(error, SaveError):
-        said, code = stopped(signal_number, directory, checkpoint), 128 + signal_number
+        said, code = describe_stop(signal_number, directory, checkpoint), 128 + signal_number
     elif isinstance(error, OutputError):
         if error.reader_gone and not began:
             return 0
@@ -34,7 +34,7 @@ def tell(
     elif isinstance(error, ConfigError) and not began:
         said, code = f"error: {' '.join(str(error).split())}", 2
     else:
-        said, code = told(error, directory, checkpoint), 1
+        said, code = describe_failure(error, directory, checkpoint), 1
     say(f"{program}: {said}")
     return code
 
@@ -56,8 +56,8 @@ def write_traceback(error: BaseException, directory: Path | None) -> Path:
     return path
 
 
-def told(error: BaseException, directory: Path | None, checkpoint: Path | None) -> str:
-    """What happened, where to go on from, and where more stands, in one line."""
+def describe_failure(error: BaseException, directory: Path | None, checkpoint: Path | None) -> str:
+    """The error, the checkpoint to go on from, and the place of the traceback, in one line."""
     parts = [one_line(error)]
     if checkpoint is not None:
         parts.append(f"go on with {flags_of(checkpoint, directory)}")
@@ -68,14 +68,14 @@ def told(error: BaseException, directory: Path | None, checkpoint: Path | None) 
     return "; ".join(parts)
 
 
-def stopped(number: int, directory: Path | None, checkpoint: Path | None) -> str:
-    """What is left of a run that signal ``number`` ended, in one line."""
+def describe_stop(number: int, directory: Path | None, checkpoint: Path | None) -> str:
+    """The checkpoint that is left of a run that signal ``number`` ended, in one line."""
     left = f"go on with {flags_of(checkpoint, directory)}" if checkpoint else "it has no checkpoint"
     return f"stopped by {signal.Signals(number).name}; {left}"
 
 
 def flags_of(checkpoint: Path, directory: Path | None) -> str:
-    """What goes on from ``checkpoint``, in ``directory`` if it is that run's own."""
+    """Flags that go on from ``checkpoint``, in ``directory`` if it is that run's own."""
     own = directory is not None and run_directory(checkpoint) == directory
     return f"--load {checkpoint} --save {directory}" if own else f"--load {checkpoint}"
 

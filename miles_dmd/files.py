@@ -13,11 +13,11 @@ import shutil
 import time
 from pathlib import Path
 
-WHOLE = 64 << 20
-"""Bytes of a file whose digest is not worth remembering."""
+DIGEST_CACHE_MIN_BYTES = 64 << 20
+"""Bytes from which on the digest of a file is cached."""
 _TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}\.tmp")
-SETTLED = 10.0
-"""Seconds after which a file's time of change tells a later change apart, on any file system."""
+MTIME_RESOLUTION_S = 10.0
+"""Seconds after a change from which on a later one has another time, on any file system."""
 
 
 def atomic_write_bytes(path: str | Path, data: bytes) -> None:
@@ -34,13 +34,15 @@ def atomic_write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Where what becomes ``path`` is written; no other process takes the same name."""
+    """Temporary path beside ``path``, unique to this process and call."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 def remove_temporaries(folder: Path, older_than: float = 0.0) -> None:
-    """What killed processes left of files and folders that they were writing into ``folder``. Others may write to a
-    shared folder at this moment: there only what has not changed for ``older_than`` seconds goes."""
+    """Remove temporary files and folders that killed processes left in ``folder``.
+
+    Others may write to a shared folder at this moment: there only what has not changed for ``older_than`` seconds goes.
+    """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if _TEMPORARY.fullmatch(path.name) and time.time() - path.lstat().st_mtime >= older_than:
@@ -51,7 +53,7 @@ def remove_temporaries(folder: Path, older_than: float = 0.0) -> None:
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:
-    """As atomic_write_bytes, in UTF-8 and with the newlines that ``text`` has."""
+    """Atomic write of text in UTF-8, with the newlines that ``text`` has."""
     atomic_write_bytes(path, text.encode())
 
 
@@ -81,7 +83,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _make_writable(folder: Path) -> None:
-    """To unlink a file its folder must be writable; its own mode does not matter."""
+    """Make folders writable. To unlink a file its folder must be; its own mode does not matter."""
     folder.chmod(0o700)
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
@@ -153,7 +155,7 @@ def digest_file(digest: "hashlib._Hash", path: Path, known: Path | None = None) 
     folder, remembers: SD3.5's encoders have 19 GB."""
     size = path.stat().st_size
     digest.update(size.to_bytes(8, "little"))
-    if size > WHOLE:
+    if size > DIGEST_CACHE_MIN_BYTES:
         digest.update(_content_digest(path, known).encode())
         return
     with path.open("rb") as file:
@@ -171,7 +173,7 @@ def _content_digest(path: Path, known: Path | None) -> str:
     if found is None:
         with place.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        if time.time() - status.st_mtime < SETTLED:
+        if time.time() - status.st_mtime < MTIME_RESOLUTION_S:
             return found  # it could change once more within one tick of its clock
         with contextlib.suppress(OSError):  # a folder that cannot be written to costs time, nothing else
             if known is not None:

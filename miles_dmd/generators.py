@@ -30,7 +30,7 @@ def seed_globals(run_seed: int, *process: str | int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Of this process, as JSON takes it."""
+    """State of the global generators of this process, as JSON takes it."""
     import numpy as np
 
     version, words, gauss = random.getstate()

@@ -15,8 +15,6 @@ class BatchHandle:
     policy_version: int
     chunks: tuple[Any, ...]
     """One reference (an object reference in Ray, the batch itself in one process) per chunk."""
-    real: Any | None = None
-    """A second handle, on latents of real images, for losses that compare with data."""
 
     def of_rank(self, rank: int, ranks: int) -> tuple[Any, ...]:
         """The chunks of one rank out of ``ranks``."""

@@ -17,7 +17,7 @@ from miles_dmd.shown import shown
 
 MIB = 2**20
 LARGEST = 16 * MIB
-"""Of a configuration file: a tokenizer's, of tens of thousands of tokens, is among them."""
+"""Bytes of a configuration file: a tokenizer's, of tens of thousands of tokens, is among them."""
 DEEPEST = 64
 LONGEST_NUMBER = 40
 """Digits: transformers writes "no limit" as a number of 31."""
@@ -32,19 +32,19 @@ _KINDS = {
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether a regular file lies there; False where nothing does. Raises ConfigError where that cannot be known."""
+    """True if a regular file lies there. Raises ConfigError where that cannot be known."""
     status = _status(path)
     return status is not None and stat.S_ISREG(status.st_mode)
 
 
 def is_folder(path: str | Path) -> bool:
-    """As ``is_file``, of a directory."""
+    """True if a directory lies there. Raises ConfigError where that cannot be known."""
     status = _status(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def exists(path: str | Path) -> bool:
-    """Whether anything lies there. Raises ConfigError where that cannot be known."""
+    """True if anything lies there. Raises ConfigError where that cannot be known."""
     return _status(path) is not None
 
 
@@ -93,8 +93,16 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """A JSON object. Raises ValueError, as ``parse_json``, and for another kind of value."""
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"no JSON object, but a {type(value).__name__}")
+    return value
+
+
 def unwritable(path: str | Path) -> str:
-    """Why nothing can be written to a folder ``path``, or made there; empty where it can. Raises ConfigError."""
+    """Reason why a folder ``path`` cannot be written to, or made; empty where it can. Raises ConfigError."""
     path = Path(os.path.abspath(path))
     nearest = next(place for place in (path, *path.parents) if exists(place) or place.is_symlink())
     if not exists(nearest):
@@ -105,7 +113,7 @@ def unwritable(path: str | Path) -> str:
 
 
 def unsound(text: str) -> str:
-    """What keeps ``text`` from being text to files, tokenizers and terminals; empty where nothing does."""
+    """Defect of ``text`` for files, tokenizers or terminals (NUL, half a surrogate pair); empty without one."""
     if "\0" in text:
         return "holds a NUL character"
     if _HALF_A_PAIR.search(text):

@@ -11,6 +11,7 @@ from miles_dmd.pipelines.consistency import lacking
 from miles_dmd.pipelines.documents import read_json
 from miles_dmd.pipelines.weights import safetensors_parameters
 from miles_dmd.preflight.resolved import ResolvedRun
+from miles_dmd.shown import byte_size
 
 MASTER, GRADIENT, MOMENTS, AVERAGE = 4, 4, 8, 4
 """Bytes a parameter: fp32 weights and gradients, AdamW's two fp32 moments, the fp32 moving average."""
@@ -86,8 +87,4 @@ def _without_weights(run: ResolvedRun) -> str:
 
 
 def _size(amount: float) -> str:
-    """Bytes, in the unit that leaves a number to read."""
-    if amount == 0:
-        return "-"
-    unit, name = next((u, n) for u, n in ((2**30, "GiB"), (2**20, "MiB"), (0, "KiB")) if amount >= u)
-    return f"{amount / (unit or 2**10):,.1f} {name}"
+    return byte_size(amount) if amount else "-"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd.errors import ConfigError, FormatError
-from miles_dmd.inputs import MIB, parse_json, read_text, unsound
+from miles_dmd.inputs import MIB, parse_object, read_text, unsound
 from miles_dmd.seeds import derive
 from miles_dmd.shown import shown
 
@@ -134,10 +134,10 @@ def _text_line(line: str, where: str) -> str:
 
 def _json_line(line: str, where: str) -> str:
     try:
-        record = parse_json(line)
+        record = parse_object(line)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}; {_CURE}") from None
-    if not isinstance(record, dict) or "prompt" not in record:
+    if "prompt" not in record:
         raise ConfigError(f'{where}: has no key "prompt"; {_CURE}')
     prompt = record["prompt"]
     if not isinstance(prompt, str) or not prompt.strip():

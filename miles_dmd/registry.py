@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _LONGEST_NAME = 100
 _CLOSE = 0.7
-"""Of difflib's ratio. dmd3 is this near to dmd2; --lora-rank is not to --num-trainer-ranks (.54), --fake-lr not to
+"""A ratio of difflib. dmd3 is this near to dmd2; --lora-rank is not to --num-trainer-ranks (.54), --fake-lr not to
 --fake-shift (.59): a wrong hint is worse than none."""
 
 

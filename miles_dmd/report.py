@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,17 @@ from miles_dmd.config.args import Args
 from miles_dmd.config.flags import per_trainer
 from miles_dmd.config.values import kinds
 from miles_dmd.memory import memory
+from miles_dmd.observe.tables import Table
 from miles_dmd.plan import UpdatePhaseSpec
-from miles_dmd.preflight.prompt_table import gib, table_bytes
+from miles_dmd.plan.schedule import fresh_batches
+from miles_dmd.preflight.prompt_table import table_bytes
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.preflight.run_directory import preset_name
 from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.sampling.partition import micro_batches, rows_of_rank
-from miles_dmd.shown import printable, with_tilde
+from miles_dmd.shown import byte_size, with_tilde
 
 ALWAYS_SHOWN = ("lr",)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    title: str
-    rows: Sequence[Sequence[str]]
-    """The first is the header, where there is one."""
-    note: str = ""
-
-    def __str__(self) -> str:
-        rows = [[printable(cell) for cell in row] for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join(
-            [self.title, *(f"  {line}".rstrip() for line in lines), *([f"  {self.note}"] if self.note else [])]
-        )
 
 
 def run_tables(run: ResolvedRun) -> str:
@@ -93,7 +78,7 @@ def rollout_table(run: ResolvedRun) -> Table:
             *_warned_of_shift(args.shift, family.scheduler_shift(Path(student.hf_checkpoint or ""))),
             ("images", f"{height} x {width}, {family.text_length(args)} text tokens"),
             ("prompts", f"{len(run.prompts)} in {args.prompt_data}"),
-            ("encoded", f"{gib(table_bytes(run))} of disk in --cache-dir {with_tilde(args.cache_dir)}"),
+            ("encoded", f"{byte_size(table_bytes(run))} of disk in --cache-dir {with_tilde(args.cache_dir)}"),
             ("student", str(student.hf_checkpoint)),
             ("teacher", str(args.teacher_path)),
             *([("load", args.load)] if args.load else []),
@@ -117,9 +102,9 @@ def batch_table(run: ResolvedRun) -> Table:
         share = len(rows_of_rank(size, 0, own.num_trainer_ranks))
         pieces = [len(piece) for piece in micro_batches(share, own.micro_batch_size)]
         rows.append((group, str(size), str(own.num_trainer_ranks), str(share), _pieces(pieces)))
-    fresh = _fresh(run.plan.update_schedule.phases)
-    warmup = _fresh(run.plan.update_schedule.warmup_phases) * run.plan.update_schedule.warmup_cycles
-    total = (warmup + fresh * run.args.num_rollout) * size
+    schedule = run.plan.update_schedule
+    fresh = fresh_batches(schedule.phases)
+    total = schedule.fresh_batches_after(schedule.warmup_cycles + run.args.num_rollout) * size
     note = f"{fresh} batch{'es' * (fresh != 1)} = {fresh * size:,} samples a cycle; {total:,} samples in the run"
     return Table("Batches", rows, note)
 
@@ -175,10 +160,6 @@ def _then(phases: Iterable[UpdatePhaseSpec]) -> str:
 
 def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _fresh(phases: Iterable[UpdatePhaseSpec]) -> int:
-    return sum(phase.repeats for phase in phases if phase.batch_policy == "fresh")
 
 
 def _pieces(sizes: Sequence[int]) -> str:

@@ -24,7 +24,7 @@ from miles_dmd.config.cli import PROGRAM, HelpShown, parse_args
 from miles_dmd.contracts.model_card import usage
 from miles_dmd.errors import CheckpointError, ConfigError, FormatError
 from miles_dmd.executor import GroupExecutor, StartedRun
-from miles_dmd.failure import last_checkpoint, tell
+from miles_dmd.failure import last_checkpoint, report_failure
 from miles_dmd.generators import seed_globals
 from miles_dmd.grids import SampleGrids
 from miles_dmd.hooks import open_hooks
@@ -259,5 +259,5 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
         return 0
     except BaseException as error:  # noqa: BLE001 - the one place where a failure is told; a plug-in may exit, too
         state = (trainer.began, trainer.directory, trainer.last_checkpoint) if trainer else (False, None, None)
-        return tell(program, error, *state, signal_number=request.signal)
+        return report_failure(program, error, *state, signal_number=request.signal)
     return 0

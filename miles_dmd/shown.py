@@ -1,7 +1,8 @@
-"""Short printable representation of any value, for messages."""
+"""Short printable representation of any value, of sizes and of tables, for messages."""
 
 import os
 import reprlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST_VALUE = 80
@@ -17,7 +18,7 @@ def printable(text: str, longest: int = LONGEST_MESSAGE) -> str:
 
 
 def shown(value: Any) -> str:
-    """As one would write it in Python, cut: nothing larger than the cut is made on the way."""
+    """``repr`` of a value, cut to LONGEST_VALUE characters; nothing larger than the cut is made on the way."""
     text = _REPR.repr(value)
     return printable(text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}...")
 
@@ -41,6 +42,22 @@ class _Repr(reprlib.Repr):
 
 _REPR = _Repr()
 _REPR.maxlevel, _REPR.maxother = 3, LONGEST_VALUE + 1
+
+
+def byte_size(count: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """A line for each row, its cells in columns; two spaces before each."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["".join(f"  {cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def with_tilde(path: str) -> str:

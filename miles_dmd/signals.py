@@ -14,24 +14,20 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from miles_dmd.early import heard
+from miles_dmd.early import handled_signals
 from miles_dmd.streams import drop_lost_terminal, say_at_once
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was told to stop, by ``signal``; the exit code is the shell's for it: 129, 130 or 143."""
+    """The run was told to stop, by ``signal``."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.signal = signal.Signals(number)
 
-    @property
-    def exit_code(self) -> int:
-        return 128 + self.signal
-
 
 class StopRequest:
-    """What was asked so far. Without ``listening`` nobody ever asks."""
+    """The signal received so far, if any. Without ``listening`` there is never one."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -72,12 +68,12 @@ class StopRequest:
 
 @contextlib.contextmanager
 def listening(request: StopRequest) -> Iterator[None]:
-    """What is not ignored goes to ``request`` within the block. Nothing happens outside the main thread, which alone
-    may set handlers."""
+    """Send signals that are not ignored to ``request`` within the block. Nothing happens outside the main thread, which
+    alone may set handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, request.receive) for number in heard()}
+    before = {number: signal.signal(number, request.receive) for number in handled_signals()}
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ class OutputError(OSError):
 
     @property
     def reader_gone(self) -> bool:
-        """As that of ``| head`` does, who has seen enough: nothing is wrong."""
+        """True for a closed pipe, such as that of ``| head``: its reader has seen enough, nothing is wrong."""
         return self.errno == errno.EPIPE
 
     def __str__(self) -> str:
@@ -24,14 +24,14 @@ class OutputError(OSError):
 
 
 def open_closed_streams() -> None:
-    """Lead the standard streams that the parent closed (``2>&-``) nowhere.
+    """Open /dev/null for the standard streams that the parent closed (``2>&-``).
 
     Python leaves them None, and the next file that is opened would get the number of one: what a signal handler says on
     descriptor 2 would stand in a checkpoint.
     """
     for descriptor, name in enumerate(NAMES):
         if getattr(sys, name) is None:
-            lead_nowhere(descriptor)
+            redirect_to_null(descriptor)
             # open as long as the process lives
             stream = open(descriptor, "r" if descriptor == 0 else "w", encoding="utf-8", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
@@ -39,15 +39,15 @@ def open_closed_streams() -> None:
 
 
 def drop_lost_terminal() -> None:
-    """Lead nowhere what cannot be written to any more since its terminal closed."""
+    """Redirect to /dev/null what cannot be written to any more since its terminal closed."""
     for descriptor in (1, 2):
         try:
             os.write(descriptor, b"")  # Linux answers EIO from then on, also for nothing
         except OSError:
-            lead_nowhere(descriptor)
+            redirect_to_null(descriptor)
 
 
-def lead_nowhere(descriptor: int) -> None:
+def redirect_to_null(descriptor: int) -> None:
     """Put /dev/null in the place of ``descriptor``, for this process and those that it starts."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, descriptor)
@@ -64,7 +64,7 @@ def say(line: str) -> None:
 
 
 def say_at_once(line: str) -> None:
-    """As ``say``, from within a signal handler, which may have interrupted a print."""
+    """Print a line on standard error from within a signal handler, which may have interrupted a print."""
     with contextlib.suppress(OSError):
         os.write(2, (line + "\n").encode("utf-8", "backslashreplace"))
 
@@ -74,7 +74,7 @@ def show(text: str = "") -> None:
     try:
         print(text, end="\n" if text else "", flush=True)
     except OSError as error:
-        lead_nowhere(1)  # the buffer keeps it, and Python would fail once more at its end
+        redirect_to_null(1)  # the buffer keeps it, and Python would fail once more at its end
         raise OutputError(error.errno, error.strerror) from error
 
 

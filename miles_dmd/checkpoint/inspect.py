@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from miles_dmd.checkpoint.manifest import Manifest, check_presence, check_sums, read_manifest
 from miles_dmd.checkpoint.store import find_checkpoint, whole_checkpoints
-from miles_dmd.shown import printable
+from miles_dmd.shown import aligned, printable
 
 
 def inspect(directory: str, *, verify: bool = False) -> str:
@@ -19,7 +19,7 @@ def inspect(directory: str, *, verify: bool = False) -> str:
     check_presence(path, manifest)
     if verify:
         check_sums(path, manifest)
-    lines = [str(path), *_aligned(_facts(manifest)), "", *_files(manifest), ""]
+    lines = [str(path), *aligned(_facts(manifest)), "", *_files(manifest), ""]
     others = [other.name for other in whole_checkpoints(path.parent) if other != path]
     lines += [f"beside it: {', '.join(others)}"] if others else []
     state = "every file has its checksum" if verify else "every file has its size; --verify computes the checksums"
@@ -42,13 +42,6 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "size", f"{manifest.size:,} bytes in {len(manifest.files)} files"
 
 
-def _files(manifest: Manifest) -> Iterator[str]:
+def _files(manifest: Manifest) -> list[str]:
     rows = [(entry.path, f"{entry.size:,}", entry.sha256) for entry in manifest.files]
-    return _aligned([("file", "bytes", "SHA-256"), *rows])
-
-
-def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    return aligned([("file", "bytes", "SHA-256"), *rows])

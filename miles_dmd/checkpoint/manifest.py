@@ -15,32 +15,34 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from miles_dmd.checkpoint.shape import NATURAL, POSITIVE, TEXT, Each, Named, require_shape
-from miles_dmd.errors import CheckpointError, ConfigError, FormatError, SaveError
+from miles_dmd.errors import CheckpointError, ConfigError, FormatError, PlanError, SaveError
 from miles_dmd.files import write_synced
-from miles_dmd.inputs import MIB, exists, parse_json, read_bytes
+from miles_dmd.inputs import MIB, exists, parse_object, read_bytes
+from miles_dmd.shown import shown
+from miles_dmd.validators import Check, count, each, fields, positive, string, table
 
-FORMAT = 1
+FORMAT = 2
+"""Format number of the manifest and of every record beside it."""
 KIND = "miles_dmd.checkpoint"
 NAME = "manifest.json"
 HASHING_THREADS = 4
 _BLOCK = 1 << 20
 LARGEST = 64 * MIB
-"""Of a record: a million cycles of what alarms remember fit."""
-COUNTERS = {"global_step": NATURAL, "optimizer_steps": Named(NATURAL), "completed_cycles": NATURAL}
-SHAPE = {
-    "run": TEXT,
-    "parent": TEXT,
-    "loss_type": TEXT,
-    "plan": {"name": TEXT, "version": POSITIVE, "fingerprint": TEXT},
+"""Bytes of a record: a million cycles of what alarms remember fit."""
+COUNTERS = fields({"global_step": count, "optimizer_steps": table(count), "completed_cycles": count})
+FIELDS = {
+    "run": string,
+    "parent": string,
+    "loss_type": string,
+    "plan": fields({"name": string, "version": positive, "fingerprint": string}),
     "counters": COUNTERS,
-    "policy_version": NATURAL,
-    "groups": Named(POSITIVE),
-    "versions": Named(TEXT),
-    "created": TEXT,
-    "files": Each({"path": TEXT, "size": NATURAL, "sha256": TEXT}),
+    "policy_version": count,
+    "groups": table(positive),
+    "versions": table(string),
+    "created": string,
+    "files": each(fields({"path": string, "size": count, "sha256": string})),
 }
-"""Of manifest.json, beside kind, format and its own checksum."""
+"""Fields of manifest.json, beside kind, format and its own checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +98,10 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 def read_manifest(directory: Path) -> Manifest:
     """Raises CheckpointError for a directory that is no whole checkpoint, FormatError for another format of one."""
-    content = _read(directory / NAME)
+    content = read_json(directory / NAME)
     if content.get("kind") != KIND:
         raise CheckpointError(f"{directory / NAME} is no manifest of a miles_dmd checkpoint")
-    version = content.get("format")
-    if type(version) is not int or version != FORMAT:  # True is 1
-        age = "a newer" if type(version) is int and version > FORMAT else "an unknown"
-        raise FormatError(
-            f"{directory} has {age} checkpoint format, {version!r}; this version of miles_dmd reads format {FORMAT}"
-        )
+    require_format(content, directory)
     if content.pop("sha256", None) != _digest(content):
         raise CheckpointError(f"{directory / NAME} is damaged: its content does not have the checksum that it states")
     return _parsed(content, directory / NAME)
@@ -141,9 +138,22 @@ def check_sums(directory: Path, manifest: Manifest, wanted: Callable[[str], bool
                 )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint. Raises CheckpointError."""
-    return _read(path)
+def require_format(content: Mapping[str, Any], path: Path) -> None:
+    """Raises FormatError for another format than this version's."""
+    version = content.get("format")
+    if type(version) is not int or version != FORMAT:  # True is 1
+        age = "an unknown" if type(version) is not int else "a newer" if version > FORMAT else "an older"
+        raise FormatError(
+            f"{path} has {age} checkpoint format, {shown(version)}; this version of miles_dmd reads format {FORMAT}"
+        )
+
+
+def require_fields(content: Mapping[str, Any], checks: Mapping[str, Check], path: Path) -> None:
+    """Raises CheckpointError that names ``path`` and the first field that is not as ``checks`` want it."""
+    try:
+        fields(checks)("", content)
+    except PlanError as error:
+        raise CheckpointError(f"{path} does not have the fields of its format: {error}") from None
 
 
 def with_entries(manifest: Manifest, entries: Iterable[FileEntry]) -> Manifest:
@@ -156,13 +166,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     try:
         if len(data) > LARGEST:
             raise ValueError(f"has more than {LARGEST // MIB} MiB")
-        parse_json(data)
+        parse_object(data)
     except ValueError as error:  # what a hook of the user's remembers, say
         raise SaveError(f"{path.name} could not be read again: {error}") from error
     write_synced(path, data)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a checkpoint. Raises CheckpointError."""
     try:
         content = read_bytes(path, LARGEST) if exists(path) else None
     except ConfigError as error:
@@ -170,17 +181,14 @@ def _read(path: Path) -> dict[str, Any]:
     if content is None:
         raise CheckpointError(f"{path.parent} has no {path.name}: it is no whole checkpoint")
     try:
-        value = parse_json(content)
+        return parse_object(content)
     except ValueError as error:  # UnicodeDecodeError is one
-        raise CheckpointError(f"{path} is damaged: it is no JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no JSON object")
-    return value
+        raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
 def _parsed(content: Mapping[str, Any], path: Path) -> Manifest:
     values = {name: value for name, value in content.items() if name not in ("kind", "format")}
-    require_shape(values, SHAPE, path)
+    require_fields(values, FIELDS, path)
     files = tuple(FileEntry(**row) for row in values.pop("files"))
     seen: set[str] = set()
     for entry in files:

@@ -10,65 +10,52 @@ random.json             that of the driver, where hooks run
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from miles_dmd.checkpoint.manifest import COUNTERS, read_json
-from miles_dmd.checkpoint.shape import (
-    NATURAL,
-    NATURAL_OR_NULL,
-    NUMBER,
-    NUMBER_OR_NULL,
-    OBJECT,
-    POSITIVE,
-    TEXT,
-    Each,
-    Maybe,
-    Named,
-    Open,
-    require_shape,
-)
-from miles_dmd.errors import CheckpointError, FormatError
+from miles_dmd.checkpoint.manifest import COUNTERS, read_json, require_fields, require_format
+from miles_dmd.checkpoint.manifest import FORMAT as FORMAT
+from miles_dmd.errors import CheckpointError
 from miles_dmd.generators import set_random_state
+from miles_dmd.validators import Check, a, count, each, fields, number, optional, positive, string, table
 
 ROLLOUT_STATE, DRIVER_STATE = "rollout.json", "random.json"
-FORMAT = 1
-"""Of all of them."""
 OBSERVERS = {
-    "alarms": {
-        "series": Named(Each(NUMBER)),
-        "ringing": Each(TEXT),
-    },
-    "grids": {"of": TEXT, "reference": Maybe({"spread": NUMBER, "limit": NUMBER})},
-    "best": {
-        "metric": TEXT,
-        "way": TEXT,
-        "values": Each(NUMBER_OR_NULL),
-        "best": Maybe({"metric": TEXT, "value": NUMBER, "global_step": POSITIVE}),
-    },
-    "skips": {"total": NATURAL, "in_a_row": NATURAL},
-    "draws": {"size": POSITIVE, "since": NATURAL, "batches": NATURAL},
+    "alarms": fields({"series": table(each(number)), "ringing": each(string)}),
+    "grids": fields({"of": string, "reference": optional(fields({"spread": number, "limit": number}), {})}),
+    "best": fields(
+        {
+            "metric": string,
+            "way": string,
+            "values": each(optional(number)),
+            "best": optional(fields({"metric": string, "value": number, "global_step": positive}), {}),
+        }
+    ),
+    "skips": fields({"total": count, "in_a_row": count}),
+    "draws": fields({"size": positive, "since": count, "batches": count}),
 }
-"""Those that remember something from cycle to cycle; hooks of the user's own come on top."""
+"""State of observers, carried from cycle to cycle; hooks of the user's own come on top."""
 DRIVER = {
-    "format": POSITIVE,
-    "run": TEXT,
-    "seed": NATURAL,
+    "format": positive,
+    "run": string,
+    "seed": count,
     "counters": COUNTERS,
-    "prompts": {"format": POSITIVE, "cursor": NATURAL, "seed": NATURAL, "digest": TEXT},
-    "policy_version": NATURAL,
-    "pending": Each({"samples": POSITIVE, "policy_version": NATURAL}),
-    "plan": OBJECT,
-    "observers": Open(OBSERVERS),
+    "prompts": fields({"format": positive, "cursor": count, "seed": count, "digest": string}),
+    "policy_version": count,
+    "pending": each(fields({"samples": positive, "policy_version": count})),
+    "plan": a(dict),
+    "observers": fields(OBSERVERS, open_ended=True),
 }
 TRAINED_ROLE = {
-    "parameters": Each(TEXT),
-    "optimizer_steps": Named(POSITIVE),
-    "scheduler_steps": NATURAL,
-    "average_steps": NATURAL_OR_NULL,
+    "parameters": each(string),
+    "optimizer_steps": table(positive),
+    "scheduler_steps": count,
+    "average_steps": optional(count),
 }
-TRAINER = {"format": POSITIVE, "ranks": POSITIVE, "roles": Named(TRAINED_ROLE)}
-ARGUMENTS = {"format": POSITIVE, "arguments": OBJECT, "sources": Named({"path": TEXT, "sha256": TEXT})}
+TRAINER = {"format": positive, "ranks": positive, "roles": table(fields(TRAINED_ROLE))}
+SOURCE = {"path": string, "sha256": string}
+ARGUMENTS = {"format": positive, "arguments": a(dict), "sources": table(fields(SOURCE))}
 
 
 def read_driver(checkpoint: Path) -> dict[str, Any]:
@@ -82,7 +69,7 @@ def read_arguments(checkpoint: Path, group: str) -> dict[str, Any]:
 
 
 def read_trainer(directory: Path) -> dict[str, Any]:
-    """Of a group, whose folder ``directory`` is. Raises CheckpointError, FormatError."""
+    """trainer.json of the group whose folder is ``directory``. Raises CheckpointError, FormatError."""
     return _read(directory / "trainer.json", TRAINER)
 
 
@@ -98,10 +85,8 @@ def restore_generators(path: Path, *required: str) -> None:
         raise CheckpointError(f"{path} holds no random state: {' '.join(str(error).split())}") from error
 
 
-def _read(path: Path, shape: Any) -> dict[str, Any]:
+def _read(path: Path, checks: Mapping[str, Check]) -> dict[str, Any]:
     content = read_json(path)
-    version = content.get("format")
-    if type(version) is not int or version != FORMAT:  # True is 1
-        raise FormatError(f"{path} has format {version!r}; this version reads format {FORMAT}")
-    require_shape(content, shape, path)
+    require_format(content, path)
+    require_fields(content, checks, path)
     return content

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 FOLDER = "checkpoints"
 POINTER = "latest"
 LATEST = "latest"
-"""What --load says for the newest checkpoint of --save."""
+"""Value of --load for the newest checkpoint of --save."""
 _NAME = re.compile(r"cycle_(\d{6,})")
 
 
@@ -85,14 +85,14 @@ def name_of(cycle: int) -> str:
 
 
 def cycle_of(checkpoint: Path) -> int:
-    """Of a directory that ``name_of`` named."""
+    """Cycle of a directory that ``name_of`` named."""
     match = _NAME.fullmatch(checkpoint.name)
     assert match is not None, checkpoint
     return int(match[1])
 
 
 def whole_checkpoints(directory: Path) -> list[Path]:
-    """Those of a ``checkpoints`` folder that have a manifest, oldest first."""
+    """Checkpoints in a ``checkpoints`` folder that have a manifest, oldest first."""
     if not directory.is_dir():
         return []
     found = ((match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name)))

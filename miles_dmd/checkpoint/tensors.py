@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd.errors import CheckpointError
-from miles_dmd.inputs import MIB, parse_json
+from miles_dmd.inputs import MIB, parse_object
 
 LARGEST = 100 * MIB
 """The format's own bound."""
@@ -19,17 +19,14 @@ class Header:
     path: Path
     names: frozenset[str]
     notes: Mapping[str, str]
-    """What the writer noted beside the tensors."""
+    """Metadata that the writer put beside the tensors."""
 
     def numbers(self, note: str) -> Mapping[str, Any]:
         """A note that holds a JSON object. Raises CheckpointError."""
         try:
-            value = parse_json(self.notes[note])
+            return parse_object(self.notes[note])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{self.path} has no readable note {note!r} ({error})") from None
-        if not isinstance(value, dict):
-            raise CheckpointError(f"{self.path} has a note {note!r} that is no object")
-        return value
 
 
 def read_header(path: Path) -> Header:
@@ -37,12 +34,12 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = parse_json(file.read(length)) if 2 <= length <= LARGEST else None
+            header = parse_object(file.read(length) if length <= LARGEST else b"")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is no safetensors file: {error}") from None
-    if not isinstance(header, dict) or not isinstance(header.get("__metadata__", {}), dict):
-        raise CheckpointError(f"{path} is no safetensors file")
     notes = header.pop("__metadata__", {})
+    if not isinstance(notes, dict):
+        raise CheckpointError(f"{path} is no safetensors file: its notes are no object")
     return Header(path, frozenset(header), {name: str(value) for name, value in notes.items()})

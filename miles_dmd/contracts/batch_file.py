@@ -20,8 +20,6 @@ _NUMBERS = ("ids", "prompt_ids", "stop_steps", "policy_version", "run_seed")
 
 def write_batch(path: Path, batch: DenoisingBatch) -> None:
     """``batch`` without conditions, which are looked up by prompt. Raises OSError."""
-    if batch.real is not None:
-        raise NotImplementedError("a batch with real latents cannot be written yet")
     numbers = {"format": FORMAT, **{name: getattr(batch, name) for name in _NUMBERS}}
     tensors = {name: getattr(batch, name).contiguous() for name in _TENSORS}
     write_synced(path, save(tensors, {"batch": json.dumps(numbers)}))

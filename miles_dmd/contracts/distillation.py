@@ -11,13 +11,26 @@ from typing import Any
 
 from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.errors import FormatError
-from miles_dmd.inputs import is_file, parse_json, read_text
+from miles_dmd.inputs import is_file, parse_object, read_text
 from miles_dmd.shown import printable, shown
+from miles_dmd.validators import a, count, each, fields, number, optional, string
 
 FORMAT = 1
 FILE_NAME = "distillation.json"
 HUB_FOLDER = "models--"
 """huggingface_hub keeps ORG/NAME in models--ORG--NAME/snapshots/REVISION."""
+REPORT = fields({"dtype": string, "change_kept": number, "stored_dtype": string, "stored_change_kept": number})
+FIELDS = {
+    "format": count,
+    "sigmas": each(number),
+    "solver": string,
+    "teacher": string,
+    "policy_version": count,
+    "student_call": a(dict),
+    "teacher_call": a(dict),
+    "teacher_sha256": string,
+    "weights": optional(REPORT),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +47,9 @@ class Distillation:
     student_call: Mapping[str, Any]
     teacher_call: Mapping[str, Any]
     teacher_sha256: str = ""
-    """Fingerprint of the teacher's components (preflight/changes.py); empty in older files."""
+    """Fingerprint of the teacher's components (pipelines/fingerprint.py); empty where nobody computed it."""
     weights: ExportReport | None = None
-    """The dtype of the student's weights; None until they are written, and in older files."""
+    """The dtype of the student's weights; None until they are written."""
 
     def write(self, directory: Path) -> None:
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=2, sort_keys=False)
@@ -44,54 +57,31 @@ class Distillation:
 
 
 def teacher_name(directory: str | Path) -> str:
-    """What a pipeline is called: its name on the hub where it lies in the hub's cache, or else its directory's."""
+    """Name of a pipeline: the hub's where it lies in the hub's cache, else its directory's."""
     path = Path(os.path.abspath(directory))
     cached = next((part for part in path.parts if part.startswith(HUB_FOLDER)), "")
     return printable(cached.removeprefix(HUB_FOLDER).replace("--", "/") or path.name)
 
 
 def read_distillation(directory: Path) -> Distillation:
-    """Raises FormatError, in one line, for a file that is missing, broken, or of a newer format."""
+    """Raises FormatError, in one line, for a file that is missing, broken, or of another format."""
     path = directory / FILE_NAME
     if not is_file(path):
         raise FormatError(f"{directory} has no {FILE_NAME}; name the student/ directory that a run left")
     try:
-        content = parse_json(read_text(path))
-        found = content.pop("format")
-        if found != FORMAT:
+        content = parse_object(read_text(path))
+        if content.get("format", FORMAT) != FORMAT:
+            found = shown(content["format"])
             raise FormatError(
-                f"{path} has format {shown(found)}; this version of miles_dmd reads {FORMAT}: install a newer one"
+                f"{path} has format {found}; this version of miles_dmd reads {FORMAT}: install a newer one"
             )
-        for name, value in content.items():
-            _require_type(name, value)
-        weights = content.pop("weights", None)
-        return Distillation(
-            **{**content, "sigmas": tuple(map(float, content["sigmas"]))},
-            weights=None if weights is None else _report(weights),
-        )
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        fields(FIELDS)("", content)
+    except ValueError as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(
             f"{path} is not a {FILE_NAME} of format {FORMAT} ({printable(str(error))}); export the student again"
         ) from None
-
-
-_TYPES = {
-    "sigmas": list, "solver": str, "teacher": str, "teacher_sha256": str, "policy_version": int,
-    "weights": dict | None,
-}  # fmt: skip
-
-
-def _require_type(name: str, value: Any) -> None:
-    """Raises TypeError for a value of another type; a name that there is not is the constructor's to refuse."""
-    if not isinstance(value, _TYPES.get(name, dict)):
-        raise TypeError(f"{shown(name)} is {shown(value)}")
-
-
-def _report(content: Mapping[str, Any]) -> ExportReport:
-    report = ExportReport(**content)
-    for name, value in content.items():
-        if not isinstance(value, str if name.endswith("dtype") else float | int):
-            raise TypeError(f"{shown(name)} is {shown(value)}")
-    return report
+    del content["format"]
+    sigmas, weights = tuple(map(float, content.pop("sigmas"))), content.pop("weights")
+    return Distillation(**content, sigmas=sigmas, weights=weights and ExportReport(**weights))

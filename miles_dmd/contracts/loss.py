@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from miles_dmd.errors import ConfigError
 from miles_dmd.observe.alarms import Alarm
 from miles_dmd.observe.pictures import Panel
-from miles_dmd.shown import shown
+from miles_dmd.validators import Check, a, each, string, table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +43,7 @@ class Objective(Protocol):
 
 
 class Scorer(Protocol):
-    """What a group says about a batch, without gradient: tensors with a leading sample axis."""
+    """Scores of a batch by a group, without gradient: tensors with a leading sample axis."""
 
     def __call__(self, models: Mapping[str, Any], batch: DenoisingBatch, options: Any) -> Mapping[str, Tensor]: ...
 
@@ -66,7 +65,7 @@ class LossType:
     modules: Mapping[str, str] = field(default_factory=dict)
     """logical role -> ``build(models, options) -> nn.Module``, on the CPU in fp32, for one that no checkpoint holds."""
     capabilities: frozenset[str] = frozenset()
-    """What of its plan's ``required_capabilities`` its objectives bring, such as ``distribution_matching``."""
+    """Part of its plan's ``required_capabilities`` that its objectives bring, such as ``distribution_matching``."""
     scorers: Mapping[str, str] = field(default_factory=dict)
     """group -> the function that tells later groups about a batch."""
     tells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -82,7 +81,7 @@ class LossType:
     teacher_sampling: Callable[[Any], Mapping[str, Any]] = lambda args: {}
     """num_inference_steps and guidance_scale at which the teacher is what the student learns to be."""
     alarms: tuple[Alarm, ...] = ()
-    """What is watched while it trains; the option ``alarm_<name>`` holds the threshold of each."""
+    """Alarms on its metrics; the option ``alarm_<name>`` holds the threshold of each."""
     panels: tuple[Panel, ...] = ()
     """Curves of its metrics."""
     headline: tuple[str, ...] = ()
@@ -92,9 +91,8 @@ class LossType:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a part of another shape, which would show only when a trainer reads it."""
-        for name, (fits, what) in _SHAPES.items():
-            if not fits(getattr(self, name)):
-                raise ConfigError(f"LossType: {name} {shown(getattr(self, name))} must be {what}")
+        for name, check in _PARTS.items():
+            check(f"LossType.{name}", getattr(self, name))
 
     def objectives_of(self, roles: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Objectives of a phase that trains ``roles`` -> the roles that one call of it trains."""
@@ -118,38 +116,16 @@ class LossType:
         return {producer: tuple(read) for producer, read in keys.items()}
 
 
-def _are_names(value: Any) -> bool:
-    return isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
-
-
-def _tuple_of(kind: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, tuple) and all(isinstance(part, kind) for part in value)
-
-
-def _table(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, Mapping) and _are_names(value) and all(map(of, value.values()))
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "roles": (lambda value: isinstance(value, tuple) and _are_names(value), "a tuple of names"),
-    "objectives": (_table(_is_name), "a mapping of roles to 'package.module:attribute'"),
-    "modules": (_table(_is_name), "a mapping of roles to 'package.module:attribute'"),
-    "scorers": (_table(_is_name), "a mapping of groups to 'package.module:attribute'"),
-    "tells": (_table(_are_names), "a mapping of groups to tuples of names"),
-    "needs": (_table(_table(_are_names)), "a mapping of roles to {group: (names of what it tells)}"),
-    "metrics": (_table(_are_names), "a mapping of roles to tuples of names"),
-    "capabilities": (_are_names, "a set of names"),
-    "run_wide": (_are_names, "a set of names of options"),
-    "readers": (_table(_are_names), "a mapping of options to tuples of groups"),
-    "alarms": (_tuple_of(Alarm), "a tuple of Alarms"),
-    "panels": (_tuple_of(Panel), "a tuple of Panels"),
-    "headline": (lambda value: isinstance(value, tuple) and _are_names(value), "a tuple of names"),
-    "plan": (callable, "a function of the arguments"),
-    "teacher_sampling": (callable, "a function of the arguments"),
-    "check": (callable, "a function of the arguments"),
+_NAMES = each(string, tuple, list, set, frozenset)
+_FUNCTION = a(Callable)  # type: ignore[arg-type]
+_PARTS: Mapping[str, Check] = {
+    "roles": each(string, tuple),
+    **dict.fromkeys(("objectives", "modules", "scorers"), table(string)),
+    **dict.fromkeys(("tells", "metrics", "readers"), table(_NAMES)),
+    "needs": table(table(_NAMES)),
+    **dict.fromkeys(("capabilities", "run_wide"), _NAMES),
+    "alarms": each(a(Alarm), tuple),
+    "panels": each(a(Panel), tuple),
+    "headline": each(string, tuple),
+    **dict.fromkeys(("plan", "teacher_sampling", "check"), _FUNCTION),
 }
-"""part -> whether a value is one, and what it must be."""

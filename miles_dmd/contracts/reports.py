@@ -12,7 +12,7 @@ class TrainReport:
     """One optimizer step of one rank, taken or skipped."""
 
     num_samples: int
-    """How many samples the means in ``metrics`` are over."""
+    """Number of samples that the means in ``metrics`` are over."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Means over this rank's samples, and numbers that are equal on all ranks (gradient norm, learning rate)."""
     nonfinite: int = 0
@@ -25,7 +25,7 @@ class TrainReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleStatistics:
-    """What the rollout worker tells of finished samples, several seeds a prompt."""
+    """Statistics of finished samples, several seeds a prompt."""
 
     spread: float
     """Mean distance between two seeds of a prompt (root mean squared difference of latents), a mean over prompts."""
@@ -47,9 +47,9 @@ class ExportReport:
     change_kept: float
     """Share of what the student learned that survives the rounding to ``dtype``; see training/rounding.py."""
     stored_dtype: str
-    """Of the checkpoint that the student started from."""
+    """Dtype of the pipeline directory that the student started from."""
     stored_change_kept: float
-    """What that one keeps, or would."""
+    """Share that the stored dtype keeps, or would."""
 
     def due(self, asked: str) -> str:
         """The dtype that --export-dtype ``asked`` for would give this student."""

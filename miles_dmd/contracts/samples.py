@@ -13,17 +13,8 @@ Cond = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RealLatents:
-    """A second handle that a phase's batch may carry: latents of real images, for losses that compare with data."""
-
-    ids: tuple[int, ...]
-    latents: Tensor
-    """[B, C, H, W] fp32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DenoisingBatch:
-    """Where a few-step rollout stopped, for B samples: enough to take its last step again, with gradient."""
+    """State at which a few-step rollout of B samples stopped: enough to take its last step again, with gradient."""
 
     ids: tuple[int, ...]
     """Sample ids, unique in a run."""
@@ -37,10 +28,9 @@ class DenoisingBatch:
     clean: Tensor
     """[B, C, H, W] fp32, what the stop step made of it, without gradient."""
     policy_version: int
-    """Which student sampled it: 0 before its first update."""
+    """Number of updates of the student that sampled it."""
     run_seed: int
     """With a sample's id, the root of all randomness that is about this sample."""
-    real: RealLatents | None = None
     cond: Cond | None = None
     """Embeddings of the prompts, looked up by the trainer just before an objective or scorer sees the batch."""
     uncond: Cond | None = None
@@ -51,8 +41,6 @@ class DenoisingBatch:
 
     def take(self, rows: Sequence[int] | range) -> DenoisingBatch:
         """The samples at ``rows``, in that order."""
-        if self.real is not None:
-            raise NotImplementedError("real latents are not split into micro-batches yet")
         index = torch.as_tensor(list(rows), dtype=torch.long, device=self.latents.device)
         return replace(
             self,

@@ -34,7 +34,7 @@ from miles_dmd.network.table_file import FORMAT, Layout, checksum, new_layout
 from miles_dmd.observe.count import Count
 from miles_dmd.pipelines.fingerprint import fingerprint, text_components
 from miles_dmd.pipelines.weights import weight_files
-from miles_dmd.preflight.prompt_table import gib
+from miles_dmd.shown import byte_size
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.family import Encode
@@ -105,7 +105,9 @@ def ensure_table(args: Any, texts: Sequence[str], device: torch.device) -> Path:
         Path(args.cache_dir).expanduser(),
     )
     if (size := _encoder_bytes(order)) > TOLD:
-        logger.info("looking for this run's encoded prompts; the first time this reads %s of text encoders", gib(size))
+        logger.info(
+            "looking for this run's encoded prompts; the first time this reads %s of text encoders", byte_size(size)
+        )
     table = _kept(order.path)
     if table is None:
         _encode(order, device)
@@ -155,7 +157,7 @@ def _encode(order: Order, device: torch.device) -> None:
                 _fill(order, head, layout, file, device)
     except OSError as error:
         raise ConfigError(
-            f"--cache-dir {order.cache_dir}: the encoded prompts, {gib(layout.size)} in all, cannot be written "
+            f"--cache-dir {order.cache_dir}: the encoded prompts, {byte_size(layout.size)} in all, cannot be written "
             f"({error.strerror or error}); what is encoded already is kept: make room, or name another directory"
         ) from error
 
@@ -250,15 +252,15 @@ def _require_room(order: Order, layout: Layout, file: int) -> None:
     lacking = layout.size - os.fstat(file).st_blocks * 512 - disk.f_bavail * disk.f_frsize
     if lacking > 0:
         raise ConfigError(
-            f"--cache-dir {order.cache_dir}: the encoded prompts need {gib(layout.size)}, and its disk lacks "
-            f"{gib(lacking)}; make room, or name another directory"
+            f"--cache-dir {order.cache_dir}: the encoded prompts need {byte_size(layout.size)}, and its disk lacks "
+            f"{byte_size(lacking)}; make room, or name another directory"
         )
 
 
 def _encode_chunks(order: Order, layout: Layout, file: int, journal: int, done: int, device: torch.device) -> None:
     total, start = len(order.texts), min(done * TEXTS_A_CHUNK, len(order.texts))
     before = f", {start:,} of them encoded already" if start else ""
-    logger.info("encoding %s prompts, %s on disk%s", f"{total:,}", gib(layout.size), before)
+    logger.info("encoding %s prompts, %s on disk%s", f"{total:,}", byte_size(layout.size), before)
     with opening("its text encoders", order.checkpoint):
         encode = order.family.code().open_encoder(
             order.checkpoint, max_sequence_length=order.max_sequence_length, dtype=order.dtype, device=device

@@ -28,7 +28,7 @@ class Alarm:
     """The number from all rows so far, for a window of that many cycles; None where it cannot be told."""
     cure: str
     below: bool = False
-    """Whether small values are the bad ones."""
+    """True if small values are the bad ones."""
     series: str = ""
     """The key whose earlier values ``measure`` looks at, where it looks at earlier ones."""
 
@@ -96,7 +96,7 @@ GRID_ALARMS = (
         "saturation",
         "samples/saturation",
         latest("samples/saturation"),
-        "samples leave the data's range: less guidance of the teacher, or an earlier checkpoint",
+        "samples leave the data's range: less guidance, or an earlier checkpoint",
     ),
     Alarm(
         "diversity",
@@ -106,7 +106,7 @@ GRID_ALARMS = (
         below=True,
     ),
 )
-"""Those of a run that draws grids of samples, relative to its teacher's."""
+"""Alarms of a run that draws grids of samples, relative to its first grid, which is the teacher's if there is one."""
 
 
 class Alarms:
@@ -121,14 +121,14 @@ class Alarms:
         return {"series": self.history.series, "ringing": sorted(self.ringing)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What is early stays early, and what rings goes on ringing. Logs nothing."""
+        """Restore the series and the ringing alarms. Logs nothing."""
         for key, values in self.history.series.items():
             values[:] = state["series"].get(key, ())
         armed = {alarm.name for alarm, threshold in self.thresholds.items() if threshold}
         self.ringing = frozenset(armed & set(state["ringing"]))
 
     def check(self, row: Row) -> dict[str, float]:
-        """What this cycle adds to its row: every number that can be told, and whether it is beyond its threshold."""
+        """Additions to a cycle's row: every number that can be measured, and 1 or 0 for beyond its threshold or not."""
         self.history.add(row)
         found: dict[str, float] = {}
         ringing = set(self.ringing)

@@ -1,7 +1,7 @@
 """Standard output and standard error that outlive their reader: a write that fails costs its text and nothing else.
 
 A pipe whose reader is gone, a log on a full disk, a terminal that was closed: none of them is a reason to end a run of
-days. The first failure of each stream is told on the other one.
+days. The first failure of each stream is reported on the other one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any, TextIO, cast
 
 
 class Lasting:
-    """``stream`` whose failures are told once, by ``tell``, and end nothing. It goes on trying: a disk may have room
-    again."""
+    """``stream`` whose failures end nothing; the first goes to ``report``. It is tried again: a disk may get room."""
 
-    def __init__(self, stream: TextIO, tell: Callable[[str], object]) -> None:
-        self._stream, self._tell, self.failed = stream, tell, False
+    def __init__(self, stream: TextIO, report: Callable[[str], object]) -> None:
+        self._stream, self._report, self.failed = stream, report, False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -40,12 +39,12 @@ class Lasting:
         except (OSError, ValueError) as error:  # ValueError: it was closed
             first, self.failed = not self.failed, True
             if first:
-                self._tell(str(getattr(error, "strerror", None) or error))
+                self._report(str(getattr(error, "strerror", None) or error))
 
     def end(self) -> None:
-        """Some library may have kept this object, and writes to it when Python exits: nobody is told any more. What
+        """Some library may have kept this object, and writes to it when Python exits: nothing is reported then. What
         the stream holds back, which Python tries to write at its exit, goes nowhere: it would end with code 120."""
-        self._tell = lambda reason: None
+        self._report = lambda reason: None
         if not self.failed:
             return
         try:
@@ -74,7 +73,7 @@ def _lasting(name: str, other: str) -> Lasting | None:
     if stream is None or isinstance(stream, Lasting):
         return None
 
-    def tell(reason: str) -> None:
+    def report(reason: str) -> None:
         standing = getattr(sys, other)
         if standing is not None:
             print(
@@ -83,6 +82,6 @@ def _lasting(name: str, other: str) -> Lasting | None:
                 flush=True,
             )
 
-    lasting = Lasting(stream, tell)
+    lasting = Lasting(stream, report)
     setattr(sys, name, cast(TextIO, lasting))
     return lasting

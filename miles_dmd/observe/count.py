@@ -27,15 +27,15 @@ class Count:
     ) -> None:
         self.what, self.total, self.min_seconds = what, total, min_seconds
         self._done_before, self._clock = done, clock
-        self._began = self._told = clock()
+        self._began = self._logged = clock()
         self._lines = 0
 
     def at(self, done: int) -> None:
         now = self._clock()
         last = done == self.total and self._lines > 0
-        if not last and now - self._told < self.min_seconds:
+        if not last and now - self._logged < self.min_seconds:
             return
-        self._told, self._lines = now, self._lines + 1
+        self._logged, self._lines = now, self._lines + 1
         logger.info("%s: %s of %s%s", self.what, f"{done:,}", f"{self.total:,}", self._left(done, now))
 
     def _left(self, done: int, now: float) -> str:

@@ -9,11 +9,11 @@ from miles_dmd.shown import printable
 LEVELS = ("debug", "info", "warning", "error")
 OURS = "miles_dmd"
 LONGEST = 100_000
-"""Of a message: what is longer is cut in its middle."""
+"""Characters of a message; a longer one is cut in its middle."""
 
 
 def setup_logging(level: str = "info") -> None:
-    """To standard error what we say from ``level`` on, and others from warning on ("debug": from info on).
+    """Log to standard error: this package from ``level`` on, others from warning on ("debug": from info on).
 
     May be called again.
 

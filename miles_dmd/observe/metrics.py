@@ -20,9 +20,9 @@ FORMAT = 1
 KIND = "miles_dmd.metrics"
 OF_A_CYCLE = ("cycle", "global_step", "seconds")
 OF_EVERY_STEP = ("loss", "nonfinite", "seconds", "peak_memory_mib")
-"""What every trainer group tells of a phase in which it trains, whatever it minimises."""
+"""Metrics of every trainer group in a phase in which it trains, whatever it minimises."""
 OF_EVERY_ROLE = ("grad_norm", "lr")
-"""What is told of every trained role's optimizer step."""
+"""Metrics of every trained role's optimizer step."""
 
 logger = logging.getLogger(__name__)
 

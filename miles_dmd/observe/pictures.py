@@ -30,11 +30,11 @@ class Panel:
     title: str
     metrics: tuple[str, ...]
     log: bool = False
-    """Whether the axis is logarithmic."""
+    """True for a logarithmic axis."""
 
 
-GRID_PANELS = (Panel("Diversity over the teacher's", ("samples/diversity",)),)
-"""Those of a run that draws grids of samples."""
+GRID_PANELS = (Panel("Diversity over the first grid's", ("samples/diversity",)),)
+"""Panels of a run that draws grids of samples."""
 
 
 def sample_grid(

@@ -4,15 +4,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from miles_dmd.files import atomic_write_text
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from miles_dmd.observe.tables import Table
+from miles_dmd.shown import byte_size
 
 FORMAT = 1
-_PLAIN_WIDTH = 120
 
 
 def write_summary(path: str | Path, summary: Mapping[str, Any]) -> None:
@@ -24,31 +22,17 @@ def write_summary(path: str | Path, summary: Mapping[str, Any]) -> None:
     atomic_write_text(path, text + "\n")
 
 
-def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], console: "Console | None" = None
-) -> None:
-    """Print a table. Columns of which every cell is a number, or a number and a unit, are set to the right."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    drawn.show_edge = drawn.pad_edge = False
-    for index, name in enumerate(columns):
-        numeric = bool(rows) and all(_is_quantity(row[index]) for row in rows)
-        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(str(cell)) for cell in row))  # Text: a "[B, C]" in a cell is no markup
-    console = console or _console()
-    console.print(drawn)
-    console.print()
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table and an empty line."""
+    print(Table(title, [columns, *rows]), end="\n\n")
 
 
 def time_rows(totals: Mapping[str, float]) -> list[tuple[str, str, str]]:
     """(phase, seconds, share) of SpanLog.totals, with a last row for the sum; for ``table``."""
     wall = math.fsum(totals.values())
-    rows = [(name, f"{seconds:.1f} s", _share(seconds, wall)) for name, seconds in totals.items()]
-    return [*rows, ("total", f"{wall:.1f} s", _share(wall, wall))]
+    rows = [*totals.items(), ("total", wall)]
+    width = len(f"{wall:.1f}")
+    return [(name, f"{seconds:{width}.1f} s", _share(seconds, wall)) for name, seconds in rows]
 
 
 def memory_rows(peaks: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -56,35 +40,8 @@ def memory_rows(peaks: Mapping[str, float]) -> list[tuple[str, str]]:
     return [(group, byte_size(peak)) for group, peak in peaks.items()]
 
 
-def byte_size(count: float) -> str:
-    """1536 -> "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole > 0 else "0.0 %"
-
-
-def _is_quantity(cell: object) -> bool:
-    if isinstance(cell, int | float):
-        return True
-    first, *unit = str(cell).split(" ")
-    try:
-        float(first)
-    except ValueError:
-        return False
-    return len(unit) <= 1
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+    return f"{100 * part / whole if whole > 0 else 0:5.1f} %"
 
 
 def _strict(value: Any) -> Any:

@@ -40,7 +40,7 @@ class NestedForm:
     """Content of the nested form."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Those of ``distribution_matching`` that are set; ``model_path`` also from ``actor_rollout_ref``."""
+    """Settings of ``distribution_matching`` that are set; ``model_path`` also from ``actor_rollout_ref``."""
     capability: str | None = None
     """Capability that the plan must require; None where it has neither a trainer type nor ``distribution_matching``."""
     on_policy: bool = False
@@ -119,7 +119,7 @@ def mapping(value: Any, where: str, known: Collection[str] | None = None) -> Map
 
 
 def _level(config: Any, key: str, where: str, known: Collection[str], strict: bool) -> dict[str, Any]:
-    """Those of the ``known`` keys of ``config``'s ``key`` that are set."""
+    """The ``known`` keys of ``config``'s ``key`` that are set."""
     value = read(config, key)
     if strict or not hasattr(value, "__dict__"):
         mapping(value, f"{where}{key}", known if strict else None)

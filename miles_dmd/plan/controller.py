@@ -12,13 +12,14 @@ Knows no tensor, no Ray, no model, no recipe.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol, runtime_checkable
 
 from miles_dmd.errors import PhaseError, PhaseReportError, PlanError, PlanTypeError
 from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.schedule import PhaseRequest, PhaseResult, TrainerCounters, UpdateCycle
 from miles_dmd.plan.skips import Skips
-from miles_dmd.validators import count, instance
+from miles_dmd.validators import count, fields, instance, table
 
 Metrics = dict[str, tuple[dict[str, float], ...]]
 """phase kind -> the metrics of each of its steps, in order: K fake-score phases keep K losses."""
@@ -191,20 +192,12 @@ class DistillationTrainerController:
 
     def state_dict(self) -> dict[str, Any]:
         self._refuse_if_failed()
-        now = self.counters
-        return {
-            "global_step": now.global_step,
-            "optimizer_steps": now.optimizer_steps,
-            "completed_cycles": now.completed_cycles,
-        }
+        return asdict(self._counters)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore counters, if they are those that this plan reaches, to the step; else PlanError."""
         self._refuse_if_failed()
-        keys = {"global_step", "optimizer_steps", "completed_cycles"}
-        if not isinstance(state, Mapping) or set(state) != keys:
-            got = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)
-            raise PlanError(f"controller state must have exactly the keys {sorted(keys)}, got {got}")
+        fields({"global_step": count, "optimizer_steps": table(count), "completed_cycles": count})("state", state)
         self._counters, self._metrics = self._checked(TrainerCounters(**state)), {}
         self.skips.committed()
 

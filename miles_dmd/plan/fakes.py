@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from miles_dmd.errors import PhaseError
@@ -59,12 +60,4 @@ class FakeDistillationHooks:
         self.calls: list[dict[str, Any]] = []
 
     def after_completed_step(self, counters: TrainerCounters, metrics: Mapping[str, Any], executor: Any) -> None:
-        self.calls.append(
-            {
-                "global_step": counters.global_step,
-                "optimizer_steps": dict(counters.optimizer_steps),
-                "completed_cycles": counters.completed_cycles,
-                "metrics": dict(metrics),
-                "executor": executor,
-            }
-        )
+        self.calls.append({**asdict(counters), "metrics": dict(metrics), "executor": executor})

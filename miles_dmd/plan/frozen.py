@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 from miles_dmd.errors import PlanTypeError
+from miles_dmd.validators import string
 
 T = TypeVar("T")
 
@@ -30,7 +31,9 @@ class FrozenDict(Mapping[str, Any]):
     def __init__(self, values: Any = (), /, *, path: str = "value") -> None:
         if hasattr(self, "data"):
             raise FrozenInstanceError("a FrozenDict is built once; make a new one")
-        frozen = {_key(key, path): freeze(value, f"{path}.{key}") for key, value in dict(values).items()}
+        frozen = {
+            string(f"a key of {path}", key): freeze(value, f"{path}.{key}") for key, value in dict(values).items()
+        }
         object.__setattr__(self, "data", MappingProxyType(frozen))
 
     def __getitem__(self, key: str) -> Any:
@@ -56,15 +59,6 @@ class FrozenDict(Mapping[str, Any]):
 
     def __delattr__(self, name: str) -> NoReturn:
         raise FrozenInstanceError(f"cannot delete {name!r}: a FrozenDict does not change")
-
-    def __ior__(self, other: Any) -> NoReturn:
-        raise TypeError("a FrozenDict does not change; make a new one from {**old, **new}")
-
-
-def _key(key: Any, path: str) -> str:
-    if type(key) is not str:
-        raise PlanTypeError(f"{path}: the key {key!r} is a {type(key).__name__}; keys of a plan are strings")
-    return key
 
 
 def freeze(value: Any, path: str = "value") -> Any:

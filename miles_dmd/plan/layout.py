@@ -7,7 +7,7 @@ from collections.abc import Collection
 from miles_dmd.errors import PlanError
 from miles_dmd.plan.declared.transport import ScoreTransportSpec
 from miles_dmd.plan.frozen import assign, immutable
-from miles_dmd.validators import choice, flag, instance, repeated, sequence, text
+from miles_dmd.validators import choice, flag, instance, optional, repeated, sequence, string, text
 
 STORAGES = ("shared_base_adapters", "independent_module")
 PLACEMENTS = ("colocated", "standalone")
@@ -28,7 +28,7 @@ class RoleGroupSpec:
 
     def __post_init__(self) -> None:
         text("RoleGroupSpec.name", self.name)
-        text(f"model_ref of role group {self.name!r}", self.model_ref, may_be_empty=True)
+        string(f"model_ref of role group {self.name!r}", self.model_ref)
         choice(f"storage of role group {self.name!r}", self.storage, STORAGES)
         choice(f"placement of role group {self.name!r}", self.placement, PLACEMENTS)
 
@@ -47,9 +47,8 @@ class RoleBinding:
         text("RoleBinding.role", self.role)
         text(f"group of role {self.role!r}", self.group)
         flag(f"trainable of role {self.role!r}", self.trainable)
-        for name, value in (("adapter", self.adapter), ("optimizer_key", self.optimizer_key)):
-            if value is not None:
-                text(f"{name} of role {self.role!r}", value)
+        optional(text)(f"adapter of role {self.role!r}", self.adapter)
+        optional(text)(f"optimizer_key of role {self.role!r}", self.optimizer_key)
 
 
 @immutable

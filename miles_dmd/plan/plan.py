@@ -9,7 +9,7 @@ from miles_dmd.errors import PlanError
 from miles_dmd.plan.frozen import FrozenDict, assign, fingerprint, immutable
 from miles_dmd.plan.layout import ExportSpec, RoleLayoutSpec, validate_export_role
 from miles_dmd.plan.schedule import UpdateSchedule
-from miles_dmd.validators import count, instance, sequence, text
+from miles_dmd.validators import count, instance, mapping, sequence, text
 
 DataRequirements = Mapping[str, Any]
 ObjectiveSpec = Mapping[str, Any]
@@ -37,7 +37,7 @@ class DistillationPlan:
 
     def __post_init__(self) -> None:
         for name in _MANDATORY:
-            values = instance(f"DistillationPlan.{name}", getattr(self, name), Mapping)  # type: ignore[type-abstract]
+            values = mapping(f"DistillationPlan.{name}", getattr(self, name))
             assign(self, **{name: FrozenDict(values, path=name)})
         capabilities = sequence("DistillationPlan.required_capabilities", self.required_capabilities, str)
         assign(self, required_capabilities=frozenset(capabilities))
@@ -57,7 +57,9 @@ class DistillationPlan:
         return self.role_layout.binding(role).group
 
     def roles_of(self, group: str) -> tuple[str, ...]:
-        return self.role_layout.roles_of(_known_group(self, group))
+        if group not in self.groups:
+            raise PlanError(f"no role group {group!r} in plan {self.name!r}; it has {', '.join(self.groups)}")
+        return self.role_layout.roles_of(group)
 
     def trainable_roles_of(self, group: str) -> tuple[str, ...]:
         return tuple(role for role in self.roles_of(group) if self.role_layout.binding(role).trainable)
@@ -79,12 +81,6 @@ class DistillationPlan:
         cycles = self.update_schedule.warmup_cycles + count("num_student_steps", num_student_steps)
         steps = self.update_schedule.counters_after(cycles).optimizer_steps
         return {role: steps.get(role, 0) for role in self.role_layout.trainable_roles}
-
-
-def _known_group(plan: DistillationPlan, group: str) -> str:
-    if group not in plan.groups:
-        raise PlanError(f"no role group {group!r} in plan {plan.name!r}; it has {', '.join(plan.groups)}")
-    return group
 
 
 def validate_distillation_plan(plan: DistillationPlan) -> None:

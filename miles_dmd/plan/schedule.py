@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from miles_dmd.errors import PlanError, PlanTypeError
+from miles_dmd.errors import PlanError
 from miles_dmd.plan.frozen import assign, immutable
-from miles_dmd.validators import choice, count, flag, repeated, sequence, text
+from miles_dmd.validators import choice, count, flag, repeated, sequence, table
 
 PHASE_KINDS = ("student", "fake_score")
 BATCH_POLICIES = ("fresh", "reuse_student")
@@ -84,10 +84,7 @@ class TrainerCounters:
     def __post_init__(self) -> None:
         count("global_step", self.global_step)
         count("completed_cycles", self.completed_cycles)
-        if not isinstance(self.optimizer_steps, Mapping):
-            raise PlanTypeError(f"optimizer_steps must map roles to counts, got {self.optimizer_steps!r}")
-        for role, steps in self.optimizer_steps.items():
-            count(f"optimizer_steps of {text('a role in optimizer_steps', role)!r}", steps)
+        table(count)("optimizer_steps", self.optimizer_steps)
         self.optimizer_steps = dict(self.optimizer_steps)
 
     def copy(self) -> TrainerCounters:
@@ -148,6 +145,16 @@ class UpdateSchedule:
                     steps = counters.optimizer_steps.get(role, 0)
                     counters.optimizer_steps[role] = steps + phase.repeats * cycles
         return counters
+
+    def fresh_batches_after(self, completed_cycles: int) -> int:
+        """Number of batches that so many cycles from the start draw."""
+        warmup = min(completed_cycles, self.warmup_cycles)
+        return fresh_batches(self.warmup_phases) * warmup + fresh_batches(self.phases) * (completed_cycles - warmup)
+
+
+def fresh_batches(phases: Iterable[UpdatePhaseSpec]) -> int:
+    """Number of batches that one cycle of ``phases`` draws."""
+    return sum(phase.repeats for phase in phases if phase.batch_policy == "fresh")
 
 
 def _check_warmup(phases: tuple[UpdatePhaseSpec, ...], cycles: int) -> None:

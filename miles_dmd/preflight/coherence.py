@@ -16,6 +16,7 @@ from miles_dmd.checkpoint.tensors import read_header
 from miles_dmd.errors import CheckpointError
 from miles_dmd.observe.alarms import Alarm
 from miles_dmd.plan import DistillationPlan
+from miles_dmd.plan.schedule import fresh_batches
 from miles_dmd.shown import shown
 
 _SHARD = re.compile(r"shard-[^/]+\.safetensors")
@@ -89,11 +90,9 @@ def _check_prompts(
         raise _apart("driver.json", f"draws.size {draws['size']}", f"rollout_batch_size {sorted(map(str, sizes))}")
     cycles = driver["counters"]["completed_cycles"]
     schedule = plan.update_schedule
-    warmup = min(cycles, schedule.warmup_cycles)
-    played = _fresh(schedule.warmup_phases) * warmup + _fresh(schedule.phases) * (cycles - warmup)
     # a cycle that was given up has used some of its batches
-    least, most = skips["total"], skips["total"] * max(_fresh(schedule.warmup_phases), _fresh(schedule.phases))
-    known = played + len(driver["pending"])
+    least, most = skips["total"], skips["total"] * max(map(fresh_batches, (schedule.warmup_phases, schedule.phases)))
+    known = schedule.fresh_batches_after(cycles) + len(driver["pending"])
     if draws["since"] == 0 and not known + least <= draws["batches"] <= known + most:
         raise _apart("driver.json", f"draws.batches {draws['batches']}", f"{cycles} cycles, which take {known}")
     _check_waiting(directory / "pending", driver["pending"], cursor)
@@ -112,10 +111,6 @@ def _check_waiting(folder: Path, rows: Iterable[Mapping[str, Any]], cursor: int)
         ids += own
     if ids != list(range(max(cursor - len(ids), 0), cursor)):
         raise _apart("driver.json", f"prompts.cursor {cursor}", "the samples that wait, which end elsewhere")
-
-
-def _fresh(phases: Iterable[Any]) -> int:
-    return sum(phase.repeats for phase in phases if phase.batch_policy == "fresh")
 
 
 def _check_trainer(plan: DistillationPlan, folder: Path, ranks: int, driver: Mapping[str, Any]) -> None:

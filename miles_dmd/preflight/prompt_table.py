@@ -9,6 +9,7 @@ from pathlib import Path
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import exists
 from miles_dmd.preflight.resolved import ResolvedRun
+from miles_dmd.shown import byte_size
 
 BYTES = {"fp32": 4, "bf16": 2}
 """Of one number of an embedding, by --compute-dtype."""
@@ -34,12 +35,6 @@ def check_room(run: ResolvedRun) -> None:
     alike = [status.st_blocks * 512 for status in kept if needed <= status.st_size <= needed + SLACK]
     if needed > free + max(alike, default=0):
         raise ConfigError(
-            f"--cache-dir {run.args.cache_dir}: the encoded prompts need {gib(needed)}, and {gib(free)} are free on "
-            "its disk; make room, or name another directory"
+            f"--cache-dir {run.args.cache_dir}: the encoded prompts need {byte_size(needed)}, and {byte_size(free)} are "
+            "free on its disk; make room, or name another directory"
         )
-
-
-def gib(amount: float) -> str:
-    """Bytes as one reads them: 52.1 GiB, 3.4 MiB."""
-    unit, name = next((u, n) for u, n in ((2**30, "GiB"), (2**20, "MiB"), (0, "KiB")) if amount >= u)
-    return f"{amount / (unit or 2**10):,.1f} {name}"

@@ -52,8 +52,8 @@ def test_the_oldest_python_is_the_declared_one():
 def test_a_signal_that_the_parent_ignores_stays_ignored(number):
     """nohup ignores SIGHUP, and a shell SIGINT for what a script runs in the background."""
     code = (
-        "import os, signal; from miles_dmd.early import stand_by; from miles_dmd.signals import *\n"
-        "stand_by('x')\n"
+        "import os, signal; from miles_dmd.early import prepare_process; from miles_dmd.signals import *\n"
+        "prepare_process('x')\n"
         f"os.kill(os.getpid(), {int(number)})\n"
         "with listening(request := StopRequest()): os.kill(os.getpid(), %d)\n"
         % number
@@ -71,7 +71,8 @@ def test_a_signal_that_the_parent_ignores_stays_ignored(number):
 
 def test_the_others_are_heard_then():
     code = (
-        "import os, signal; from miles_dmd.early import stand_by; stand_by('x'); os.kill(os.getpid(), signal.SIGTERM)"
+        "import os, signal; from miles_dmd.early import prepare_process; prepare_process('x'); "
+        "os.kill(os.getpid(), signal.SIGTERM)"
     )
 
     done = subprocess.run(

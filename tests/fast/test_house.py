@@ -1,6 +1,7 @@
 """The promises of the house plan: small rooms, nobody writes to args, nobody branches on a recipe's name."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,10 @@ NEUTRAL = [
     "run_logger.py",
     "plan/controller.py",
 ]
+OF_ANY_LOSS = ("observe", "checkpoint")
+"""Rooms that serve every loss type: another one must not have to edit them."""
+COMMON = {"student", "base"}
+"""What is distilled has this name in the whole house, whatever the loss; a shared model's group is called "base"."""
 
 
 def name_of(path):
@@ -77,6 +82,36 @@ def test_driver_and_trainer_know_no_recipe_and_no_architecture(path):
     words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
     assert names & (words - docstrings) == set()
+
+
+def words_of_losses():
+    """Roles, groups, metrics and alarms of the recipes and loss types that come with the package."""
+    config = {"model_path": "a", "causal_model_path": "b", "bidirectional_model_path": "c"}
+    found = set(registry.names("roles"))
+    for recipe in map(recipe_registry.get, recipe_registry.names):
+        known = config if recipe.stage != "base" else {"model_path": "a"}
+        layout = recipe().build(known).role_layout
+        found |= {*layout.roles, *(group.name for group in layout.groups)}
+    for loss_type in (registry.load("losses", name) for name in registry.names("losses")):
+        found |= {*loss_type.roles, *loss_type.objectives, *loss_type.headline}
+        found |= {metric for metrics in loss_type.metrics.values() for metric in metrics}
+        found |= {word for alarm in loss_type.alarms for word in (alarm.name, alarm.metric, alarm.series)}
+    return found - COMMON - {""}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parts[len(PACKAGE.parts)] in OF_ANY_LOSS], ids=name_of)
+def test_rooms_of_any_loss_name_no_role_and_no_metric_of_one(path):
+    tree = ast.parse(path.read_text())
+    docstrings = {node.value.value for node in ast.walk(tree) if is_bare_string(node)}
+    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+    said = {word for text in strings - docstrings for word in re.findall(r"[\w/]+", text)}
+
+    assert said & words_of_losses() == set()
+
+
+def is_bare_string(node):
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles_dmd.errors import ConfigError, PlanError, UnknownName
-from miles_dmd.shown import LONGEST_MESSAGE, printable, shown
+from miles_dmd.shown import LONGEST_MESSAGE, aligned, byte_size, printable, shown
 
 
 @given(st.text(max_size=3000))
@@ -56,3 +56,14 @@ def test_a_number_that_python_does_not_write_out_is_counted():
 def test_what_is_large_is_cut():
     for value in [nested(60), "x" * 10**6, {"a" * 10**6: 1}, [[[[[[[]]]]]]], b"\xff" * 1000]:
         assert len(shown(value)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 2**30, "3.0 GiB"), (2**50, "1024.0 TiB")]
+)
+def test_sizes_have_binary_units(count, words):
+    assert byte_size(count) == words
+
+
+def test_rows_are_set_in_columns():
+    assert aligned([("a", "bb"), ("ccc", "d")]) == ["  a    bb", "  ccc  d"]

@@ -12,14 +12,14 @@ from miles_dmd.early import SIGNALS
 from miles_dmd.signals import Stopped, StopRequest, listening
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_is_raised_where_the_run_stands(number, code):
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_is_raised_where_the_run_stands(number):
     request = StopRequest()
 
     with pytest.raises(Stopped, match=number.name) as stopped, listening(request):
         os.kill(os.getpid(), number)
 
-    assert stopped.value.exit_code == code
+    assert stopped.value.signal == number
     assert request.requested
 
 

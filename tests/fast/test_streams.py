@@ -67,7 +67,8 @@ def test_a_reader_who_has_seen_enough_is_no_failure(tmp_path, what):
 def test_a_file_never_gets_the_number_of_a_closed_stream(tmp_path):
     """Or what is said on descriptor 2, by a signal handler or a library, stands in that file."""
     code = (
-        "import os; from miles_dmd.early import stand_by; stand_by('x'); file = open('checkpoint', 'wb'); "
+        "import os; from miles_dmd.early import prepare_process; prepare_process('x'); "
+        "file = open('checkpoint', 'wb'); "
         "os.write(2, b'said'); raise SystemExit(file.fileno() < 3)"
     )
 
@@ -78,7 +79,10 @@ def test_a_file_never_gets_the_number_of_a_closed_stream(tmp_path):
 
 
 def test_children_inherit_open_streams(tmp_path):
-    code = "from miles_dmd.early import stand_by; stand_by('x'); import subprocess; subprocess.run(['sh', '-c', '{}'])"
+    code = (
+        "from miles_dmd.early import prepare_process; prepare_process('x'); "
+        "import subprocess; subprocess.run(['sh', '-c', '{}'])"
+    )
     script = f"for n in 0 1 2; do test -e /proc/self/fd/$n; echo $? >> {tmp_path}/found; done"
 
     in_shell([sys.executable, "-c", code.format(script)], "<&- >&- 2>&-", tmp_path)

@@ -92,8 +92,8 @@ def in_c_locale(code, *words, cwd):
 
 def test_traceback_holds_what_the_locale_cannot_write(tmp_path):
     code = (
-        "from pathlib import Path; from miles_dmd.failure import tell; "
-        r"tell('x', RuntimeError('\u624b \udcff'), True, Path('.'), None)"
+        "from pathlib import Path; from miles_dmd.failure import report_failure; "
+        r"report_failure('x', RuntimeError('\u624b \udcff'), True, Path('.'), None)"
     )
 
     done = in_c_locale(code, cwd=tmp_path)

@@ -12,7 +12,7 @@ TENSOR_BACKENDS = ("local", "ray_nixl", "mooncake")
 
 @immutable
 class ScoreTransportSpec:
-    """How scores reach the student: within the placement, or from Ray actors elsewhere."""
+    """Transport of scores to the student: within the placement, or from Ray actors elsewhere."""
 
     provider: str = "colocated"
     tensor_backend: str = "local"

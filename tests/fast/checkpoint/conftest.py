@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from miles_dmd.checkpoint import manifest
-from miles_dmd.checkpoint.manifest import entry_of
+from miles_dmd.checkpoint.manifest import FORMAT, entry_of
 from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.grids import SampleGrids
@@ -61,7 +61,7 @@ class FakeGroup:
             "scheduler_steps": self.steps,
             "average_steps": self.steps if self.averaged else None,
         }
-        numbers = {"format": 1, "ranks": self.size, "roles": {role: taken}}
+        numbers = {"format": FORMAT, "ranks": self.size, "roles": {role: taken}}
         (directory / "trainer.json").write_text(json.dumps(numbers))
         return [entry_of(path, directory.parent) for path in sorted(directory.iterdir())]
 

@@ -76,11 +76,11 @@ def test_manifest_that_was_touched_is_damaged(saved, rewrite):
         read_manifest(saved)
 
 
-@pytest.mark.parametrize(("version", "age"), [(2, "a newer"), (0, "an unknown"), (None, "an unknown")])
+@pytest.mark.parametrize(("version", "age"), [(3, "a newer"), (1, "an older"), (None, "an unknown")])
 def test_other_formats_are_refused_by_name(saved, rewrite, version, age):
     rewrite(saved, lambda content: content.update(format=version))
 
-    with pytest.raises(FormatError, match=f"{age} checkpoint format, {version}; .* reads format 1"):
+    with pytest.raises(FormatError, match=f"{age} checkpoint format, {version}; .* reads format 2"):
         read_manifest(saved)
 
 

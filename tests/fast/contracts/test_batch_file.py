@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from miles_dmd.contracts.batch_file import read_batch, write_batch
-from miles_dmd.contracts.samples import DenoisingBatch, RealLatents
+from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import CheckpointError
 
 
@@ -62,10 +62,3 @@ def test_header_that_says_something_else_is_refused_by_name(batch, tmp_path, hea
 def test_missing_file_is_told(tmp_path):
     with pytest.raises(CheckpointError, match="is no batch"):
         read_batch(tmp_path / "batch.safetensors")
-
-
-def test_real_latents_are_not_lost_silently(batch, tmp_path):
-    from dataclasses import replace
-
-    with pytest.raises(NotImplementedError, match="real latents"):
-        write_batch(tmp_path / "batch.safetensors", replace(batch, real=RealLatents(ids=(1,), latents=torch.ones(1))))

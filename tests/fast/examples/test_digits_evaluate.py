@@ -21,6 +21,8 @@ DISTILLATION = {
     "policy_version": 7,
     "student_call": {**CALL, "guidance_scale": 1.0, "sigmas": [1.0, 0.75, 0.5, 0.25]},
     "teacher_call": {**CALL, "guidance_scale": 1.5},
+    "teacher_sha256": "",
+    "weights": None,
 }
 
 

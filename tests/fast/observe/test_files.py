@@ -59,7 +59,7 @@ def test_a_file_has_the_permissions_of_any_other(tmp_path):
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A file that counts as large, and that nobody has written to lately."""
-    monkeypatch.setattr(files, "WHOLE", 100)
+    monkeypatch.setattr(files, "DIGEST_CACHE_MIN_BYTES", 100)
     monkeypatch.setattr(files, "_digests", {})
     path = tmp_path / "weights"
     path.write_bytes(bytes(1000))

@@ -34,7 +34,7 @@ REFUSALS = {
     "no layout": (lambda p: {"role_layout": None}, "role_layout must be a RoleLayoutSpec"),
     "no schedule": (lambda p: {"update_schedule": {}}, "update_schedule must be a UpdateSchedule"),
     "no export": (lambda p: {"export": "student"}, "export must be a ExportSpec"),
-    "objective that is no mapping": (lambda p: {"objective": [1]}, "objective must be a Mapping"),
+    "objective that is no mapping": (lambda p: {"objective": [1]}, "objective must be a mapping"),
     "no mode": (lambda p: {"data_requirements": {}}, r"data_requirements\['mode'\] must not be empty"),
     "no objective": (lambda p: {"objective": {"name": ""}}, r"objective\['name'\] must not be empty"),
     "objective None": (lambda p: {"objective": {"name": None}}, r"objective\['name'\] must not be empty"),

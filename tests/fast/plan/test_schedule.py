@@ -105,11 +105,11 @@ def test_invariant_4_warmup_cycles_are_a_whole_number(value):
         ({"global_step": -1}, "global_step"),
         ({"completed_cycles": 1.0}, "completed_cycles"),
         ({"completed_cycles": "1"}, "completed_cycles"),
-        ({"optimizer_steps": {"student": True}}, "optimizer_steps of 'student'"),
-        ({"optimizer_steps": {"student": 1.0}}, "optimizer_steps of 'student'"),
-        ({"optimizer_steps": {"student": -1}}, "optimizer_steps of 'student'"),
-        ({"optimizer_steps": {3: 1}}, "a role in optimizer_steps"),
-        ({"optimizer_steps": [1]}, "optimizer_steps must map roles to counts"),
+        ({"optimizer_steps": {"student": True}}, "optimizer_steps.student"),
+        ({"optimizer_steps": {"student": 1.0}}, "optimizer_steps.student"),
+        ({"optimizer_steps": {"student": -1}}, "optimizer_steps.student"),
+        ({"optimizer_steps": {3: 1}}, "a key of optimizer_steps"),
+        ({"optimizer_steps": [1]}, "optimizer_steps must be a mapping"),
     ],
 )
 def test_invariant_4_counters_are_whole_numbers(counters, name):

@@ -46,16 +46,16 @@ def test_state_is_a_copy(make_controller):
 
 
 STATES = {
-    "not a mapping": ([1], "must have exactly the keys"),
-    "a key too few": ({"global_step": 2, "completed_cycles": 3}, "must have exactly the keys"),
-    "a key too many": ({"epoch": 1}, "must have exactly the keys"),
+    "not a mapping": ([1], "state must be a mapping"),
+    "a key too few": ({"global_step": 2, "completed_cycles": 3}, "state lacks 'optimizer_steps'"),
+    "a key too many": ({"epoch": 1}, "state has an unknown 'epoch'"),
     "negative": ({"global_step": -1}, "global_step must be a whole number of at least 0"),
     "boolean": ({"completed_cycles": True}, "completed_cycles must be a whole number"),
     "real": (
         {"optimizer_steps": {"student": 2.0, "fake_score": 6}},
-        "optimizer_steps of 'student' must be a whole number",
+        "optimizer_steps.student must be a whole number",
     ),
-    "steps that are none": ({"optimizer_steps": [2, 6]}, "optimizer_steps must map roles to counts"),
+    "steps that are none": ({"optimizer_steps": [2, 6]}, "optimizer_steps must be a mapping"),
     "unknown role": (
         {"optimizer_steps": {"student": 2, "fake_score": 6, "teacher_score": 0}},
         "names .*'teacher_score'",

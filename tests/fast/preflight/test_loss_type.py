@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 import types
@@ -106,7 +107,7 @@ def test_a_part_of_another_shape_is_refused_when_the_loss_type_is_imported(
     with pytest.raises(ConfigError) as refused:
         resolve(parse_args(latest([*asked, "--loss-type", "shapeless.loss"])))
 
-    assert f"LossType: {part} {value!r} must be a" in str(refused.value)
+    assert re.search(rf"LossType\.{part}\b.* must be a", str(refused.value))
 
 
 def test_nothing_that_computes_is_imported_at_the_door(asked, latest, tmp_path):
