@@ -65,7 +65,7 @@ def assert_resumes_bit_equal(make_args, directory, reference):
 
 
 def saving(directory):
-    """Whether the checkpoint of the second cycle is being written."""
+    """True while the checkpoint of the second cycle is being written."""
     return any((directory / "checkpoints").glob(".cycle_000002.*"))
 
 
@@ -232,7 +232,7 @@ def test_end_of_ray_while_it_is_left_is_not_waited_for(start):
     (gcs,) = named(run.pids, "gcs_server")
     os.kill(gcs, signal.SIGSTOP)  # so that whoever ends the actors waits for it
     run.process.terminate()
-    time.sleep(2)
+    run.wait((run.faults / "asks-ending its actors").exists, "actors about to be ended")
     since = time.monotonic()
     os.kill(gcs, signal.SIGKILL)
 
