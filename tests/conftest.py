@@ -1,4 +1,4 @@
-"""What tests share: one thread, the shipped digits teacher, small networks, and arguments to run them with."""
+"""Shared fixtures: one thread, the shipped digits teacher, small networks, and arguments to run them with."""
 
 import os
 import signal

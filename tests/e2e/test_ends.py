@@ -1,4 +1,4 @@
-"""How a run ends, or does not begin: signals at every moment, a second run at the door, errors of every kind."""
+"""Ends of a run, and refusals to begin: signals at every moment, a second run in one directory, all kinds of errors."""
 
 import fcntl
 import json

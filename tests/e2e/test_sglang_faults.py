@@ -55,7 +55,7 @@ def expected(make_args, tmp_path_factory):
 
 
 def cycles(directory):
-    """Of a run that is writing: its first line is a heading."""
+    """Cycles of a run that is writing: its first line is a heading."""
     path = directory / "metrics.jsonl"
     return path.read_text().count("\n") - 1 if path.exists() else 0
 

@@ -65,7 +65,7 @@ def refusal(args, saved):
 
 @pytest.fixture
 def args(make_args, saved):
-    """Of a run that goes on from ``saved``."""
+    """Arguments of a run that goes on from ``saved``."""
     return make_args("--load", str(saved))
 
 

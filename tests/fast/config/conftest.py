@@ -1,4 +1,4 @@
-"""What tests of refusals share: the command line, asked in an empty directory."""
+"""Shared fixtures of refusals: the command line, run in an empty directory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is refused before anything starts, and what the servers that the run starts are told."""
+"""SGLang options: refusals before anything starts, and the arguments of servers that the run starts."""
 
 import json
 import os

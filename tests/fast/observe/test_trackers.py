@@ -73,7 +73,7 @@ def row(cycle, loss=0.5):
 
 
 def shown(directory):
-    """What TensorBoard draws: (step, loss)."""
+    """Points that TensorBoard draws: (step, loss)."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(directory / "tensorboard"))

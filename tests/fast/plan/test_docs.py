@@ -1,4 +1,4 @@
-"""What docs/control_plane.md shows is executed as it stands there."""
+"""Examples of docs/control_plane.md, executed as they stand there."""
 
 import os
 import re

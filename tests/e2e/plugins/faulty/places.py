@@ -1,9 +1,10 @@
-"""Where a test can hold a process, and what it tells of itself there."""
+"""Places at which a test can hold a process, and the traces that the process leaves there."""
 
 import asyncio
 import os
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from miles_dmd.errors import ConfigError
