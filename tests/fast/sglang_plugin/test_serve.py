@@ -43,13 +43,12 @@ def blocked(pid):
 
 def test_server_and_its_children_end_when_their_parent_is_killed():
     code = SERVER.format(plugin=str(PLUGIN))
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True)
-    pids = list(map(int, parent.stdout.readline().split()))
-    assert all(map(alive, pids))
-    assert [blocked(pid) for pid in pids] == [0, 0]
+    with subprocess.Popen([sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True) as parent:
+        pids = list(map(int, parent.stdout.readline().split()))
+        assert all(map(alive, pids))
+        assert [blocked(pid) for pid in pids] == [0, 0]
 
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
+        os.kill(parent.pid, signal.SIGKILL)
 
     limit = time.monotonic() + 120
     while any(map(alive, pids)) and time.monotonic() < limit:
