@@ -14,11 +14,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from processes import wait_for
 
 from miles_dmd.run import main
-
-sys.path.insert(0, str(Path(__file__).parent))
-from processes import wait_for
 
 ROOT = Path(__file__).parents[2]
 FAULTY = ("--loss-type", "faulty.loss", "--rollout-engine", "faulty.engine", "--save-interval", "1")

@@ -11,14 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import is_loopback, listening, lives, named, sockets, tree, wait_for
 from safetensors.torch import load_file
 
 from miles_dmd.errors import ClusterError
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from processes import is_loopback, listening, lives, named, sockets, tree, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

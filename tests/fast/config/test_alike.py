@@ -15,13 +15,6 @@ from miles_dmd.report import resolved_run
 from miles_dmd.students import describe
 
 
-@pytest.fixture
-def copy(teacher, tmp_path):
-    directory = tmp_path / "copy"
-    shutil.copytree(teacher, directory)
-    return directory
-
-
 def moved(file):
     """One number of the last tensor, in the middle of nowhere: sizes and shapes stay."""
 
