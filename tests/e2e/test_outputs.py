@@ -46,9 +46,8 @@ def begin(flags, tmp_path):
 
     yield start
     for process in started:
-        with contextlib.suppress(ProcessLookupError):
+        with process, contextlib.suppress(ProcessLookupError):  # its pipes are closed
             process.kill()
-        process.wait()
 
 
 def assert_whole(directory, cycles=3):
