@@ -126,7 +126,7 @@ def processes_of_the_run() -> dict[str, int]:
 
 
 def is_descendant(process: int) -> bool:
-    """Whether this process started it, or one that it started."""
+    """True if this process started it, or one that it started."""
     while process > 1 and process != os.getpid():
         process = int(status(process)["PPid"])
     return process == os.getpid()

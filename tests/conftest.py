@@ -1,6 +1,7 @@
-"""What tests share: one thread, the shipped digits teacher, small networks, and arguments to run them with."""
+"""Shared fixtures: one thread, the shipped digits teacher, small networks, and arguments to run them with."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session")
 def teacher() -> Path:
     return DIGITS / "teacher"
+
+
+@pytest.fixture
+def copy(teacher, tmp_path) -> Path:
+    """The digits teacher, to be changed."""
+    return shutil.copytree(teacher, tmp_path / "copy")
 
 
 @pytest.fixture(scope="session")

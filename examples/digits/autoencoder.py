@@ -1,4 +1,4 @@
-"""How do images become latents: an SD3-shaped AutoencoderKL (factor 8, 16 channels), trained on the digits."""
+"""An SD3-shaped AutoencoderKL (factor 8, 16 channels), trained on the digits."""
 
 from __future__ import annotations
 

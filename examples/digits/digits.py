@@ -1,4 +1,4 @@
-"""What are the digits: the data, its prompts, the map between images and 8x8 digits, the judge and its measures.
+"""The digits: data, prompts, the map between images and 8x8 digits, a classifier and measures.
 
 Everything that the teacher, the evaluation, hooks and tests share. Import it by path: examples are not a package.
 """

@@ -1,4 +1,4 @@
-"""How good is the student: teacher, undistilled baseline and student, measured on the same footing, in one table.
+"""Evaluation of a student: teacher, undistilled baseline and student, measured alike, in one table.
 
 usage: python examples/digits/evaluate.py [--student DIR] [--teacher DIR] [--samples 1000] [--json FILE] [--picture PNG]
 """
@@ -51,7 +51,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def read_student(student: Path) -> Distillation:
-    """How a student directory says that it is sampled. Raises Refusal when it does not, or in a newer format."""
+    """Sampling that a student directory declares. Raises Refusal where there is none, or a newer format."""
     pipeline_directory(student, "--student")
     try:
         return read_distillation(student)
@@ -60,7 +60,7 @@ def read_student(student: Path) -> Distillation:
 
 
 def defaults() -> Distillation:
-    """What a student of the shipped teacher would say: how the baseline is sampled when there is no student."""
+    """Sampling of the baseline when there is no student: that of a student of the shipped teacher."""
     from digits import STUDENT_CALL, TEACHER_CALL
 
     return Distillation(

@@ -1,4 +1,4 @@
-"""Where does the teacher come from: train a StableDiffusion3Pipeline of handwritten digits, from scratch, in minutes.
+"""Training of the teacher: a StableDiffusion3Pipeline of handwritten digits, from scratch, in minutes.
 
 usage: python examples/digits/make_teacher.py [--out DIR] [--threads 1]
 """

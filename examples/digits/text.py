@@ -1,4 +1,4 @@
-"""Where do prompts become embeddings: three tiny tokenizers and three small, frozen, random text encoders.
+"""Text of the teacher: three tiny tokenizers and three small, frozen, random text encoders.
 
 Random is enough here: there are eleven prompts, and all that the transformer needs is that each has embeddings of its
 own, always the same. Nothing about language is learned, so no twelfth prompt means anything to this teacher.

@@ -1,4 +1,4 @@
-"""How does the teacher learn: a small SD3.5-shaped transformer, trained to predict the flow-matching velocity."""
+"""The teacher's network: a small SD3.5-shaped transformer, trained to predict the flow-matching velocity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHIFT = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How the teacher is trained."""
+    """Settings of the teacher's training."""
 
     steps: int = 3000
     batch: int = 64

@@ -79,7 +79,8 @@ class Guardian:
                     return
                 logger.warning("the guardian of this run's Ray (process %d) died; starting another", self._process.pid)
                 try:
-                    self._process = self._start()
+                    with self._process:  # its pipe is closed
+                        self._process = self._start()
                 except OSError as error:
                     logger.warning("no guardian can be started: %s", error)
                     break

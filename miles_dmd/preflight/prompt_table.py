@@ -35,6 +35,6 @@ def check_room(run: ResolvedRun) -> None:
     alike = [status.st_blocks * 512 for status in kept if needed <= status.st_size <= needed + SLACK]
     if needed > free + max(alike, default=0):
         raise ConfigError(
-            f"--cache-dir {run.args.cache_dir}: the encoded prompts need {byte_size(needed)}, and {byte_size(free)} are "
-            "free on its disk; make room, or name another directory"
+            f"--cache-dir {run.args.cache_dir}: the encoded prompts need {byte_size(needed)}, and {byte_size(free)} are"
+            " free on its disk; make room, or name another directory"
         )

@@ -24,7 +24,7 @@ class Layout:
 
     @property
     def noise(self) -> str:
-        """Where the step draws."""
+        """Draws of the step."""
         return f"{self.step.rpartition('.')[0]}._rollout_variance_noise"
 
     @property

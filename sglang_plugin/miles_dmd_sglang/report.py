@@ -40,7 +40,7 @@ def report(worker: Any) -> dict[str, Any]:
 
 
 def cannot_stop(pipeline: Any) -> str:
-    """Why this pipeline cannot stop at a step; empty where it can."""
+    """Reason why this pipeline cannot stop at a step; empty where it can."""
     from sglang.multimodal_gen.runtime.pipelines_core.stages.decoding import DecodingStage
     from sglang.multimodal_gen.runtime.pipelines_core.stages.denoising import DenoisingStage
     from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry

@@ -10,7 +10,7 @@ PLUGINS = Path(__file__).parent / "plugins"
 
 @pytest.fixture(scope="session")
 def faults(tmp_path_factory):
-    """Where tests leave orders for the plug-ins of ``plugins/faulty``; processes started after this find both."""
+    """Directory of orders for the plug-ins of ``plugins/faulty``; processes started after this find both."""
     directory = tmp_path_factory.mktemp("faults")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(PLUGINS)

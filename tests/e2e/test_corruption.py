@@ -31,7 +31,7 @@ def damaged(written, tmp_path):
 
 @pytest.fixture
 def refused(flags, tmp_path, capsys):
-    """Why a run refuses to go on from a checkpoint; it has started nothing, and written nothing."""
+    """Message with which a run refuses a checkpoint; it has started nothing, and written nothing."""
 
     def load(checkpoint, *more):
         save = tmp_path / "new"

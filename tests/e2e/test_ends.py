@@ -1,4 +1,4 @@
-"""How a run ends, or does not begin: signals at every moment, a second run at the door, errors of every kind."""
+"""Ends of a run, and refusals to begin: signals at every moment, a second run in one directory, all kinds of errors."""
 
 import fcntl
 import json
@@ -14,11 +14,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from processes import wait_for
 
 from miles_dmd.run import main
-
-sys.path.insert(0, str(Path(__file__).parent))
-from processes import wait_for
 
 ROOT = Path(__file__).parents[2]
 FAULTY = ("--loss-type", "faulty.loss", "--rollout-engine", "faulty.engine", "--save-interval", "1")

@@ -1,4 +1,4 @@
-"""What every rollout engine promises, held by all of them: the in-process sampler, and a real SGLang server."""
+"""Contract of rollout engines, held by all of them: the in-process sampler, and a real SGLang server."""
 
 import pytest
 import torch

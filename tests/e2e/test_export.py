@@ -1,4 +1,4 @@
-"""What is exported is what was trained: from teachers stored in bf16, fp16 and fp32, at the end and as the best one."""
+"""Exports hold what was trained: from teachers stored in bf16, fp16 and fp32, at the end and as the best one."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def long_vector(tensors):
 
 
 def relative_error(written, average, start):
-    """Of the learned change."""
+    """Relative error of the learned change."""
     one, two, three = map(long_vector, (written, average, start))
     return np.linalg.norm(one - two) / np.linalg.norm(two - three)
 
@@ -86,7 +86,7 @@ def test_the_share_is_told_and_auto_loses_nothing(make_args, stored, tmp_path, c
 
 
 def test_the_last_grid_is_drawn_from_the_files(make_args, stored, tmp_path):
-    """Where bf16 keeps nothing of a change, the exported student draws what the teacher's weights drew before it."""
+    """The exported student draws what the teacher's weights drew where bf16 keeps nothing of the change."""
     args = make_args(
         "--local", "--hf-checkpoint", str(stored("bf16")), "--export-dtype", "stored", "--save", str(tmp_path),
         "--lr", "1e-9", "--sample-prompts", "2",

@@ -11,14 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import is_loopback, listening, lives, named, sockets, tree, wait_for
 from safetensors.torch import load_file
 
 from miles_dmd.errors import ClusterError
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from processes import is_loopback, listening, lives, named, sockets, tree, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -65,7 +63,7 @@ def assert_resumes_bit_equal(make_args, directory, reference):
 
 
 def saving(directory):
-    """Whether the checkpoint of the second cycle is being written."""
+    """True while the checkpoint of the second cycle is being written."""
     return any((directory / "checkpoints").glob(".cycle_000002.*"))
 
 
@@ -232,7 +230,7 @@ def test_end_of_ray_while_it_is_left_is_not_waited_for(start):
     (gcs,) = named(run.pids, "gcs_server")
     os.kill(gcs, signal.SIGSTOP)  # so that whoever ends the actors waits for it
     run.process.terminate()
-    time.sleep(2)
+    run.wait((run.faults / "asks-ending its actors").exists, "actors about to be ended")
     since = time.monotonic()
     os.kill(gcs, signal.SIGKILL)
 

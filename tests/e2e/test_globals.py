@@ -38,7 +38,7 @@ def numbers(directory, after=0):
 
 
 def states(directory):
-    """What all processes will draw next."""
+    """Random states of all processes."""
     last = directory / "checkpoints" / f"cycle_{CYCLES:06d}"
     files = [last / "random.json", last / "rollout.json", *sorted(last.glob("*/rank_*.json"))]
     return {str(path.relative_to(last)): json.loads(path.read_text()) for path in files}

@@ -13,7 +13,7 @@ STRICT = "import warnings\nwarnings.filterwarnings('error', category=EncodingWar
 
 
 def test_run_in_the_c_locale_reads_and_writes_utf_8(flags, teacher, tmp_path):
-    """Where a call of ours leaves the encoding to the locale, Python's own warning ends the run."""
+    """Python's own warning ends the run at any call of ours that leaves the encoding to the locale."""
     shutil.copytree(teacher, tmp_path / "teacher")
     index = json.loads((teacher / "model_index.json").read_text(encoding="utf-8"))
     index["_diffusers_version"] = version = f"{index['_diffusers_version']} \u624b"

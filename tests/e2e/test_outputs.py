@@ -1,4 +1,4 @@
-"""What a run can do without fails, really: the run goes on, with one warning; what ends it is saved first."""
+"""Real failures of outputs: a run goes on without those that it can spare, and is saved before others end it."""
 
 import contextlib
 import json
@@ -46,9 +46,8 @@ def begin(flags, tmp_path):
 
     yield start
     for process in started:
-        with contextlib.suppress(ProcessLookupError):
+        with process, contextlib.suppress(ProcessLookupError):  # its pipes are closed
             process.kill()
-        process.wait()
 
 
 def assert_whole(directory, cycles=3):
@@ -97,7 +96,7 @@ def test_terminal_that_is_closed_in_the_middle(begin, tmp_path):
 
 
 def in_the_way(path):
-    """Of a file: nothing can be renamed to a directory that holds something."""
+    """Block a file: nothing can be renamed to a directory that holds something."""
     shutil.rmtree(path, ignore_errors=True)
     (path / "something").mkdir(parents=True)
 

@@ -36,7 +36,7 @@ def tensors(directory):
 
 
 def rows(directory, after=0):
-    """What was measured, without what the clock and the system say."""
+    """Rows of metrics, without times and memory."""
     clock = ("time/", "seconds", "peak_memory")
     found = [row for row in read_metrics(directory / "metrics.jsonl") if row["cycle"] > after]
     return [{name: value for name, value in row.items() if not any(word in name for word in clock)} for row in found]
@@ -86,7 +86,7 @@ def summary(directory):
 
 
 def assert_same_best(one, other):
-    """Where it is of before the checkpoint too: then it was taken over."""
+    """Also a best student from before the checkpoint: then it was taken over."""
     for name in ("best.json", "distillation.json", "transformer/diffusion_pytorch_model.safetensors"):
         assert (one / "student_best" / name).read_bytes() == (other / "student_best" / name).read_bytes()
 

@@ -43,7 +43,8 @@ def test_run_leaves_what_it_promises(reference):
         "samples/step_000002.png", "student/model_index.json", "student/distillation.json",
     } <= left  # fmt: skip
     for picture in ("curves.png", "samples/step_000000.png"):
-        assert min(Image.open(directory / picture).size) > 200
+        with Image.open(directory / picture) as image:
+            assert min(image.size) > 200
     names = {event["name"] for event in json.loads((directory / "trace.json").read_text())["traceEvents"]}
     assert {"rollout", "critic train", "score", "actor train", "weight sync", "save"} <= names
 

@@ -4,12 +4,12 @@ import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import msgpack
 import pytest
 import torch
+from processes import wait_for, writing_to
 from safetensors.torch import load
 
 from miles_dmd.contracts.engine import RolloutRequest
@@ -20,9 +20,6 @@ from miles_dmd.engines.sglang.wire import STOP_KEY
 from miles_dmd.errors import EngineError, EngineMisanswer, EngineRefused
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from processes import wait_for, writing_to
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # two servers that start beside each other on a busy machine
 

@@ -3,21 +3,17 @@
 import os
 import re
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from processes import named, wait_for, writing_to
 
 from miles_dmd.engines.sglang.client import Client
 from miles_dmd.engines.sglang.probe import REPORT
 from miles_dmd.errors import EngineError
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from processes import named, wait_for, writing_to
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # two servers that start beside each other on a busy machine
 
@@ -55,7 +51,7 @@ def expected(make_args, tmp_path_factory):
 
 
 def cycles(directory):
-    """Of a run that is writing: its first line is a heading."""
+    """Cycles of a run that is writing: its first line is a heading."""
     path = directory / "metrics.jsonl"
     return path.read_text().count("\n") - 1 if path.exists() else 0
 

@@ -1,4 +1,4 @@
-"""What `pip install` of a wheel brings: the program, the presets and the digits teacher, from any folder."""
+"""A wheel installed by pip: the program, the presets and the digits teacher, from any folder."""
 
 import os
 import shutil

@@ -94,4 +94,5 @@ def test_the_snippet_draws_with_the_student(followed, monkeypatch):
 
     exec(compile(blocks("python")[0], "your_model.md", "exec"), {})
 
-    assert Image.open(directory / "red_cube.png").size == (8, 8)
+    with Image.open(directory / "red_cube.png") as image:
+        assert image.size == (8, 8)

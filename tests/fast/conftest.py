@@ -1,4 +1,4 @@
-"""What tests of the door need: pipeline directories without weights, and loss types of a user's own."""
+"""Shared fixtures of refusals: pipeline directories without weights, and loss types of a user's own."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a run of given arguments gives, measured without a whole run: numbers that two of them can be compared by."""
+"""Probes of a run's arguments, without a whole run: numbers by which two of them are compared."""
 
 import functools
 from dataclasses import asdict

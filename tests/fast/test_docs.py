@@ -173,7 +173,7 @@ def test_snippet_runs_in_a_fresh_directory(page, body, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def after_digits(cache_dir, tmp_path_factory):
-    """Where the README's command was run, with small sizes."""
+    """Directory in which the README's command was run, with small sizes."""
     from miles_dmd.run import main
 
     directory = tmp_path_factory.mktemp("digits")

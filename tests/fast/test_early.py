@@ -1,4 +1,4 @@
-"""What holds before the package is imported: a Python that is too old, and signals that the parent ignores."""
+"""Checks before the package is imported: a Python that is too old, and signals that the parent ignores."""
 
 import ast
 import signal

@@ -198,7 +198,7 @@ UNMEASURED = {"micro_batch_size": "3", "num_trainer_ranks": "2", "load": "x", "s
 
 @pytest.fixture(scope="module")
 def other(teacher, tmp_path_factory):
-    """What stands in rows for files of one's own: another network, and other prompts."""
+    """Files that rows refer to: another network, and other prompts."""
     directory = tmp_path_factory.mktemp("other")
     shutil.copytree(teacher, directory / "teacher")
     path = directory / "teacher" / "transformer" / "diffusion_pytorch_model.safetensors"

@@ -1,4 +1,4 @@
-"""What the executor makes of its ranks' reports, and how batches are cut and drawn ahead."""
+"""The executor: reports of its ranks put together, batches cut and drawn ahead."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The promises of the house plan: small rooms, nobody writes to args, nobody branches on a recipe's name."""
+"""House rules: small files, docstrings that grep finds, nobody writes to args, nobody branches on a recipe's name."""
 
 import ast
 import re
@@ -14,8 +14,9 @@ from miles_dmd.plan import recipe_registry
 
 PACKAGE = Path(miles_dmd.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-TESTS_ROOT = Path(__file__).parents[1]
-TESTS = sorted(TESTS_ROOT.rglob("*.py"))
+ROOT = Path(__file__).parents[2]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+PROGRAMS = sorted(path for place in ("examples", "benchmarks", "scripts") for path in ROOT.glob(f"{place}/**/*.py"))
 QUESTION_WORDS = {"What", "Who", "Whose", "Which", "Where", "When", "Whether", "Why", "How", "If", "Of"}
 NEUTRAL = [
     "run.py",
@@ -47,12 +48,12 @@ def test_room_is_small(path):
     assert [f.name for f in functions if f.end_lineno - f.lineno + 1 > 60] == []
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.relative_to(TESTS_ROOT).as_posix())
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_file_of_tests_is_of_one_topic(path):
     assert len(path.read_text().splitlines()) <= 400
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@pytest.mark.parametrize("path", [*FILES, *TESTS, *PROGRAMS], ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_first_line_names_the_subject_in_words_that_grep_finds(path):
     docstring = ast.get_docstring(ast.parse(path.read_text()))
 

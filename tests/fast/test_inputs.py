@@ -1,4 +1,4 @@
-"""Is a file that somebody else wrote read whole, or refused in one line: never waited for, never obeyed?"""
+"""Files that somebody else wrote: read whole or refused in one line, never waited for, never obeyed."""
 
 import json
 import os
@@ -17,7 +17,7 @@ NOBODY = 65534
 
 
 def as_nobody(work):
-    """What ``work`` raises or returns in a process without root's rights."""
+    """Result of ``work``, or its exception, in a process without root's rights."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -142,7 +142,7 @@ def test_json_that_no_document_needs_is_refused(text, part):
 
 
 def refusal_of(read, path):
-    """What is said of the file; nothing where it is taken. Any other error is the test's."""
+    """Message about the file; nothing where it is taken. Any other error is the test's."""
     try:
         read(path)
     except ConfigError as refused:

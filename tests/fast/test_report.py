@@ -1,4 +1,4 @@
-"""Does --dry-run tell what the run will do, from configuration files alone, at once and without torch?"""
+"""The dry run: from configuration files alone, at once and without torch."""
 
 import resource
 import subprocess

@@ -1,4 +1,4 @@
-"""Is whatever stands in a message printable, on one line and short, and made without making something large first?"""
+"""Short representations in messages: printable, on one line, and never made from something large first."""
 
 import pytest
 from hypothesis import given

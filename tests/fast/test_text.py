@@ -21,7 +21,7 @@ PROCESSES = {"run", "Popen", "check_output", "check_call", "call"}
 
 
 def leaves_it_to_the_locale(call):
-    """Whether a call reads or writes text without saying in which encoding."""
+    """True if a call reads or writes text without an encoding."""
     function, given = call.func, {keyword.arg: keyword.value for keyword in call.keywords}
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if "encoding" in given or None in given:

@@ -33,7 +33,7 @@ def safetensors(content, names, **notes):
 
 
 class FakeGroup:
-    """Of one parameter that has taken ``steps`` optimizer steps."""
+    """Group of one parameter that has taken ``steps`` optimizer steps."""
 
     size = 1
 

@@ -1,4 +1,4 @@
-"""Which arguments may differ from a checkpoint's, and which are refused unless named."""
+"""Arguments that may differ from a checkpoint's, and those that are refused unless named."""
 
 import dataclasses
 

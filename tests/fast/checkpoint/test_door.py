@@ -15,7 +15,7 @@ from miles_dmd.run import main
 
 @pytest.fixture
 def refused(flags, capsys):
-    """Why the command line refuses these flags."""
+    """Message with which the command line refuses these flags."""
 
     def run(*more):
         capsys.readouterr()  # what was said before
@@ -44,7 +44,7 @@ def test_dry_run_computes_all_checksums(saved, refused):
 
 
 def test_files_swapped_between_two_runs_are_found(make_run, tmp_path, refused):
-    """Of the same size, from runs of the same plan."""
+    """Files of the same size, from runs of the same plan."""
     one = make_run(directory=tmp_path / "a", content=b"weights").save()
     other = make_run(directory=tmp_path / "b", content=b"theirs!").save()
     for path in ("actor/shard-0.safetensors", "critic/shard-0.safetensors"):

@@ -65,7 +65,7 @@ def refusal(run, saved):
 
 @pytest.fixture
 def run(resolved, saved):
-    """Of a run that goes on from ``saved``."""
+    """A run that goes on from ``saved``."""
     return resolved("--load", str(saved))
 
 

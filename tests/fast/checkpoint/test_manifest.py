@@ -1,4 +1,4 @@
-"""What a manifest promises, and that a directory which does not keep it is refused by the name of the file."""
+"""Manifests, and the refusal of a directory that differs from its own by the name of the file."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When a run is saved, what a save that fails leaves, and how a checkpoint is put back."""
+"""Times at which a run is saved, traces of a failed save, and loading of a checkpoint."""
 
 import json
 from types import SimpleNamespace

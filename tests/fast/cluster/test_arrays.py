@@ -1,4 +1,4 @@
-"""What of a tensor travels between processes."""
+"""Parts of a tensor that travel between processes."""
 
 import pytest
 import torch

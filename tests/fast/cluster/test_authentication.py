@@ -13,7 +13,7 @@ OF_THE_USER = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "hers", "RAY_AUTH_
 
 @pytest.fixture(params=[{}, OF_THE_USER], ids=["nothing set", "all set"])
 def environment(request, monkeypatch):
-    """What Ray reads, set by the user."""
+    """Variables that Ray reads, set by the user."""
     for name in OF_THE_USER:
         monkeypatch.delenv(name, raising=False)
     for name, value in request.param.items():

@@ -210,8 +210,9 @@ def test_driver_does_the_work_of_a_guardian_that_dies_over_it(directory, server,
 def test_run_whose_guardians_all_die_says_once_what_that_means(directory, monkeypatch, caplog):
     monkeypatch.setattr(guardian, "__file__", str(directory / "nowhere.py"))
 
-    Guardian(directory)
+    started = Guardian(directory)
 
     wait_for(lambda: "goes on without a guardian" in caplog.text, "the last warning")
     assert caplog.text.count("starting another") == guardian.RESTARTS
     assert f"end its Ray processes and remove {directory}" in caplog.text
+    started.finish()

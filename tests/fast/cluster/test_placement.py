@@ -1,4 +1,4 @@
-"""Where processes sit, and what is said when they cannot."""
+"""Placement of processes, and the message where they do not fit."""
 
 import pytest
 

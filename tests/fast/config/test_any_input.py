@@ -1,4 +1,4 @@
-"""Is whatever one may write to a command line, a preset or a pipeline's files a run or a refusal, and nothing else?"""
+"""Arbitrary input, on a command line, in a preset or in a pipeline's files: a run or a refusal, and nothing else."""
 
 import json
 

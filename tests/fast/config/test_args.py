@@ -1,4 +1,4 @@
-"""Is Args whole: documented, frozen, and of one piece with its loss type?"""
+"""Args: documented, frozen, and of one piece with its loss type."""
 
 import dataclasses
 

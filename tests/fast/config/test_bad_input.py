@@ -1,4 +1,4 @@
-"""Does each way to ask for what cannot be end in one line, exit code 2, and nothing written?"""
+"""Bad input of every kind: one line, exit code 2, and nothing written."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Does a command line become the Args that it says: defaults, then preset, then flags?"""
+"""Command line parsing: defaults, then preset, then flags."""
 
 import pytest
 

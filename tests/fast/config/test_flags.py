@@ -1,4 +1,4 @@
-"""Are the flags those that the run, its loss type and its trainers declare, and no others?"""
+"""Flags: those that the run, its loss type and its trainers declare, and no others."""
 
 import dataclasses
 

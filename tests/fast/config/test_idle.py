@@ -1,4 +1,4 @@
-"""What would do nothing beside the other arguments of its run is refused, or left out of a preset by a flag."""
+"""Arguments that would do nothing beside the others of their run: refused, or left out of a preset by a flag."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Is the nested form of a preset translated once, and refused where it disagrees with the loss type?"""
+"""Nested form of a preset: translated once, and refused where it disagrees with the loss type."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Is a preset read strictly, and does every preset that is shipped parse?"""
+"""Presets: read strictly, and every shipped one parses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Does each trainer read its own arguments, and nobody else's?"""
+"""Arguments of each trainer: its own, and nobody else's."""
 
 import pickle
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""Does an argument take what its type says, as text and as data, and refuse the rest in one line?"""
+"""Argument values: read by type from text and from data, and refused in one line."""
 
 from typing import Annotated, Literal
 

@@ -173,7 +173,7 @@ def test_server_over_several_devices_is_compared_with_the_checkpoint(checkpoint)
 
 
 def test_server_that_hangs_is_given_seconds_and_not_minutes():
-    """Where it is asked about itself; a sample may take long."""
+    """Questions about the server itself; a sample may take long."""
     hung, steady = FakeServer(), FakeServer()
     engine = engine_of(hung, steady, sglang_probe_timeout=7.0)
     hung.hung = {"all"}
@@ -259,7 +259,7 @@ def test_restart_of_a_server_without_our_plugin_is_found_out(checkpoint):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """Of the fake server's network."""
+    """Pipeline directory of the fake server's network."""
     (tmp_path / "transformer").mkdir()
     save_file({"scale": torch.ones(1)}, tmp_path / "transformer" / "model.safetensors")
     return tmp_path

@@ -1,14 +1,14 @@
-"""What is refused before anything starts, and what the servers that the run starts are told."""
+"""SGLang options: refusals before anything starts, and the arguments of servers that the run starts."""
 
 import json
 import os
 import re
 import shlex
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import lives, wait_for
 
 from miles_dmd.config.cli import parse_args
 from miles_dmd.engines.sglang import launch
@@ -276,13 +276,6 @@ def server_with_a_worker(tmp_path):
     server.close()
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_death_of_a_server_is_told_and_its_workers_end_with_it(server_with_a_worker, caplog):
     server, worker = server_with_a_worker
 
@@ -290,7 +283,7 @@ def test_death_of_a_server_is_told_and_its_workers_end_with_it(server_with_a_wor
     server._watcher.join()
 
     assert re.search(rf"the SGLang server at {server.url} ended with status -9: .* \(log: ", caplog.text)
-    wait_until_dead(worker)
+    wait_for(lambda: not lives(worker), 120, "end of the worker")
 
 
 def test_end_of_a_server_that_is_no_longer_needed_is_not_told(server_with_a_worker, caplog):
@@ -299,11 +292,4 @@ def test_end_of_a_server_that_is_no_longer_needed_is_not_told(server_with_a_work
     server.close()
 
     assert caplog.text == ""
-    wait_until_dead(worker)
-
-
-def wait_until_dead(pid):
-    limit = time.monotonic() + 120
-    while alive(pid):
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    wait_for(lambda: not lives(worker), 120, "end of the worker")

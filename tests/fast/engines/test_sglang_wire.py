@@ -1,4 +1,4 @@
-"""What a sample is asked with, and every way in which an answer can be another than was asked for."""
+"""Requests for samples, and every way in which an answer can be another than was asked for."""
 
 import math
 
@@ -24,7 +24,7 @@ def tensor(value, dtype=torch.float32):
 
 
 def answer(**changed):
-    """Of a server that stops, with some fields (written with two underscores for a dot) put otherwise."""
+    """Answer of a server that stops, with some fields (written with two underscores for a dot) put otherwise."""
     content = {
         "prompt": "a cat",
         "seed": 5,

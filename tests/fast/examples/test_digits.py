@@ -1,4 +1,4 @@
-"""Do the digits' data, measures and shipped files hold what the example promises?"""
+"""The digits example: its data, measures and shipped files."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Does the digits evaluation measure what it says, repeat exactly, and refuse in one line what it cannot measure?"""
+"""The digits evaluation: true measures, exact repeats, and one line for what it cannot measure."""
 
 import json
 import shutil

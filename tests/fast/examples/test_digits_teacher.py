@@ -1,4 +1,4 @@
-"""Does make_teacher leave a whole pipeline that stock diffusers opens, and refuse to overwrite anything else?"""
+"""make_teacher: a whole pipeline that stock diffusers opens, and nothing else overwritten."""
 
 import subprocess
 import sys

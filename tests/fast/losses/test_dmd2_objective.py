@@ -57,7 +57,7 @@ def denoiser(network):
 
 
 def rollout(student, first, count, shift=0.0, uncond_shift=0.0):
-    """What a one-step student samples: x_0 is noise at sigma 1."""
+    """Samples of a one-step student: x_0 is noise at sigma 1."""
     noise = torch.randn(count, *SHAPE, generator=torch.Generator().manual_seed(first))
     cond, uncond = {"shift": torch.full((count,), shift)}, {"shift": torch.full((count,), uncond_shift)}
     with torch.no_grad():

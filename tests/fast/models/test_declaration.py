@@ -1,4 +1,4 @@
-"""Does the torch-free declaration of SD3 say what diffusers' own classes say?"""
+"""The torch-free declaration of SD3 against diffusers' own classes."""
 
 import json
 import subprocess

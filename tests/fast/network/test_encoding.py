@@ -73,7 +73,7 @@ def whole(make_args, cache_dir):
 
 @pytest.fixture(scope="module")
 def half(make_args, tmp_path_factory):
-    """What a run leaves that ends in its fourth chunk; not to be changed."""
+    """Files of a run that ended in its fourth chunk; not to be changed."""
     cache = tmp_path_factory.mktemp("half")
     with pytest.MonkeyPatch.context() as patch, counted(patch, stop_at=4), pytest.raises(MemoryError):
         encoding.ensure_table(make_args("--cache-dir", str(cache)), TEXTS, CPU)

@@ -1,4 +1,4 @@
-"""Is what a library says of a checkpoint told in one line, and what is not the checkpoint's fault left alone?"""
+"""Library errors about a pipeline directory in one line; other errors left alone."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How different, and how large, samples are, against numbers worked out by hand."""
+"""Distances between samples, and their size, against numbers worked out by hand."""
 
 import pytest
 import torch

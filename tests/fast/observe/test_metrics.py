@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -19,10 +20,14 @@ GROUPS = {"student": "actor", "fake_score": "critic"}
 
 def _written(tmp_path, *rows):
     path = tmp_path / "run" / "metrics.jsonl"
-    writer = MetricsWriter(path)
-    for row in rows:
-        writer.write(row)
+    _write(path, *rows)
     return path
+
+
+def _write(path, *rows):
+    with closing(MetricsWriter(path)) as writer:
+        for row in rows:
+            writer.write(row)
 
 
 def test_rows_come_back_as_they_were_written(tmp_path):
@@ -59,7 +64,7 @@ def test_numbers_of_other_libraries_are_written_as_plain_ones(tmp_path):
 @pytest.mark.parametrize("cycle", [None, 1.0, True, "1"])
 def test_a_row_without_its_cycle_is_refused(tmp_path, cycle):
     with pytest.raises(ValueError, match="cycle"):
-        MetricsWriter(tmp_path / "m.jsonl").write({"cycle": cycle})
+        _written(tmp_path, {"cycle": cycle})
 
 
 def test_a_killed_run_leaves_every_row_that_it_wrote(tmp_path):
@@ -90,7 +95,7 @@ def test_a_file_with_a_torn_last_line_is_continued_cleanly(tmp_path):
     path = _written(tmp_path, {"cycle": 1}, {"cycle": 2})
     path.write_bytes(path.read_bytes()[:-4])
 
-    MetricsWriter(path).write({"cycle": 2, "actor/loss": 1.0})
+    _write(path, {"cycle": 2, "actor/loss": 1.0})
 
     assert read_metrics(path) == [{"cycle": 1}, {"cycle": 2, "actor/loss": 1.0}]
 
@@ -100,7 +105,7 @@ def test_a_file_that_was_killed_before_its_header_gets_one(tmp_path, content):
     path = tmp_path / "metrics.jsonl"
     path.write_text(content)
 
-    MetricsWriter(path).write({"cycle": 1})
+    _write(path, {"cycle": 1})
 
     assert path.read_text() == HEADER + '{"cycle": 1}\n'
 
@@ -108,7 +113,7 @@ def test_a_file_that_was_killed_before_its_header_gets_one(tmp_path, content):
 def test_a_resumed_run_supersedes_the_cycles_after_its_checkpoint(tmp_path):
     path = _written(tmp_path, *({"cycle": cycle, "a/b": 0} for cycle in range(1, 6)))
 
-    MetricsWriter(path).write({"cycle": 3, "a/b": 1})
+    _write(path, {"cycle": 3, "a/b": 1})
 
     assert read_metrics(path) == [{"cycle": 1, "a/b": 0}, {"cycle": 2, "a/b": 0}, {"cycle": 3, "a/b": 1}]
 

@@ -98,7 +98,8 @@ def test_curves_have_a_panel_for_what_there_is_and_the_phases_stacked(tmp_path, 
         [text.get_text() for text in axes.get_legend().get_texts()] for axes in drawn[0].axes if axes.get_legend()
     ]
     assert legends == [["actor", "critic"], ["other", "critic train", "rollout"]]
-    assert Image.open(tmp_path / "curves.png").width > 1000
+    with Image.open(tmp_path / "curves.png") as image:
+        assert image.width > 1000
 
 
 def test_a_curve_holds_the_numbers_of_its_metric(tmp_path, drawn):

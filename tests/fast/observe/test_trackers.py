@@ -73,7 +73,7 @@ def row(cycle, loss=0.5):
 
 
 def shown(directory):
-    """What TensorBoard draws: (step, loss)."""
+    """Points that TensorBoard draws: (step, loss)."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(directory / "tensorboard"))
@@ -105,11 +105,13 @@ def test_cycles_that_a_resumed_run_repeats_are_shown_once(tmp_path, torn):
     killed = open_trackers(tmp_path, tensorboard=True)
     for cycle in range(1, 6):
         killed.write(row(cycle, 0.5))
+    killed.close()  # flushes nothing: each row was
     (events,) = (tmp_path / "tensorboard").iterdir()
     events.write_bytes(events.read_bytes()[: -torn or None])
 
     resumed = open_trackers(tmp_path, tensorboard=True, done=2)
     resumed.write(row(3, 0.25))
+    resumed.close()
 
     assert shown(tmp_path) == [(1, 0.5), (2, 0.5), (3, 0.25)]
     assert [(r["cycle"], r["actor/loss"]) for r in read_metrics(tmp_path / "metrics.jsonl")] == shown(tmp_path)
@@ -138,6 +140,7 @@ def test_resumed_run_goes_on_in_wandb_with_what_is_not_there_yet(tmp_path, wandb
         opened = open_trackers(tmp_path, wandb_project="mine", done=done)
         for cycle in cycles:
             opened.write(row(cycle))
+        opened.close()
 
     (run,) = wandb.runs.values()
     assert [step for _, step in run.logged] == [1, 2, 3, 4, 5, 6, 7]
@@ -161,6 +164,8 @@ def test_tracker_that_fails_is_dropped_with_one_warning_and_the_others_go_on(tmp
     assert [r["cycle"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
+# a tracker that has failed is not asked for anything again, not to close its file either
+@pytest.mark.filterwarnings("ignore:unclosed file.*events.out.tfevents:ResourceWarning")
 def test_tensorboard_on_a_full_disk_is_dropped_and_rows_wait_for_room(tmp_path, no_file_grows, caplog, capfd):
     opened = open_trackers(tmp_path, tensorboard=True)
     opened.write(row(1))

@@ -1,4 +1,4 @@
-"""Is a pipeline directory that is damaged, or of another network, refused in one line, with nothing written?"""
+"""Pipeline directories that are damaged, or of another network: refused in one line, with nothing written."""
 
 import json
 import shutil

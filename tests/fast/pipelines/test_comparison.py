@@ -16,13 +16,6 @@ from miles_dmd.report import run_tables
 from miles_dmd.students import describe
 
 
-@pytest.fixture
-def copy(teacher, tmp_path):
-    directory = tmp_path / "copy"
-    shutil.copytree(teacher, directory)
-    return directory
-
-
 def moved(file):
     """One number of the last tensor, in the middle of nowhere: sizes and shapes stay."""
 

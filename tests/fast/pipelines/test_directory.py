@@ -1,4 +1,4 @@
-"""Are parameters counted from safetensors headers alone, whole or in shards?"""
+"""Parameter counts from safetensors headers alone, whole or in shards."""
 
 import json
 

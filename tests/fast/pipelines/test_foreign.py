@@ -1,4 +1,4 @@
-"""Is a checkpoint of another kind named for what it is, with what to do, by a dry run as by a run?"""
+"""Checkpoints of other kinds, named for what they are, with what to do, by a dry run as by a run."""
 
 import json
 import shutil

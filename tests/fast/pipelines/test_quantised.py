@@ -1,7 +1,6 @@
 """Weights of 8 bits and quantised components are refused at the door, by the component's name."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -12,13 +11,6 @@ from miles_dmd.errors import ConfigError
 from miles_dmd.preflight.rules import resolve
 
 NETWORK = "transformer/diffusion_pytorch_model.safetensors"
-
-
-@pytest.fixture
-def copy(teacher, tmp_path):
-    directory = tmp_path / "copy"
-    shutil.copytree(teacher, directory)
-    return directory
 
 
 @pytest.fixture

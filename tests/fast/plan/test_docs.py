@@ -1,4 +1,4 @@
-"""What docs/control_plane.md shows is executed as it stands there."""
+"""Examples of docs/control_plane.md, executed as they stand there."""
 
 import os
 import re
@@ -9,20 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from miles_dmd.plan import (
-    DistillationPlan,
-    ExportSpec,
-    RoleBinding,
-    RoleGroupSpec,
-    RoleLayoutSpec,
-    UpdatePhaseSpec,
-    UpdateSchedule,
-    recipe_registry,
-)
+from miles_dmd import plan
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "control_plane.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PARTS = (plan.DistillationPlan, plan.UpdateSchedule, plan.UpdatePhaseSpec, plan.ExportSpec)
+PARTS += (plan.RoleLayoutSpec, plan.RoleGroupSpec, plan.RoleBinding)
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
@@ -40,9 +33,7 @@ def test_the_worked_example_is_on_the_page():
     assert "recipe_registry.register" in BLOCKS[1]
 
 
-@pytest.mark.parametrize(
-    "part", [DistillationPlan, RoleLayoutSpec, RoleGroupSpec, RoleBinding, UpdateSchedule, UpdatePhaseSpec, ExportSpec]
-)
+@pytest.mark.parametrize("part", PARTS)
 def test_every_part_of_a_plan_is_said_to_be_obeyed_or_declared(part):
     table = PAGE[PAGE.index("### What a run obeys") : PAGE.index("`opd` waits")]
     elsewhere = {"name", "role", "group"}  # of a group or a binding: what others refer to
@@ -57,5 +48,5 @@ def test_every_place_where_a_plan_is_obeyed_is_there():
 
 
 def test_every_recipe_and_storage_is_on_the_page():
-    names = {*recipe_registry.names, "shared_base_adapters", "actor_critic", "colocated_independent"}
+    names = {*plan.recipe_registry.names, "shared_base_adapters", "actor_critic", "colocated_independent"}
     assert [name for name in names if f"`{name}`" not in PAGE] == []

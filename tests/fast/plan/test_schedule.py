@@ -139,7 +139,7 @@ def test_a_student_phase_alone_is_a_cycle():
 
 
 def _drawn(schedule, counters, last_step=None):
-    """What each request of the next cycle could draw at once."""
+    """Number of batches that each request of the next cycle could draw at once."""
     return [
         requests_until_student_update(schedule, counters, request, last_step)
         for request in schedule.next_cycle(counters).requests

@@ -1,4 +1,4 @@
-"""Is a loss type of one's own that contradicts itself refused before its trainers start?"""
+"""Loss types of one's own that contradict themselves: refused before their trainers start."""
 
 import math
 import os

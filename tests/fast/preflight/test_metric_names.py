@@ -1,4 +1,4 @@
-"""Which numbers a run will write is known at its door; that it writes those is for a real run to show."""
+"""Names of the numbers that a run will write, known before it starts; a real run shows that it writes those."""
 
 import re
 from pathlib import Path

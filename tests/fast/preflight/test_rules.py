@@ -1,4 +1,4 @@
-"""Are arguments that cannot stand together, and files that are not there, refused before anything starts?"""
+"""Rules between arguments, and files that are missing: refused before anything starts."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""Does a run get a directory that no other run has, and is nothing of another run lost unasked?"""
+"""Run directories: one for each run, and nothing of another run lost unasked."""
 
 import subprocess
 import sys

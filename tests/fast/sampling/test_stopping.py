@@ -1,4 +1,4 @@
-"""Where rollouts stop: in range, by the policy's law, and the same on every machine."""
+"""Stop steps of rollouts: in range, by the policy's law, and the same on every machine."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Can the server's environment be installed as the projects' files say?"""
+"""Installation of the server's environment from the projects' files."""
 
 import tomllib
 from pathlib import Path

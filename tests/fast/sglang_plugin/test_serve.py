@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from processes import lives, wait_for
 
 PLUGIN = Path(__file__).parents[3] / "sglang_plugin"
 SERVER = """
@@ -28,13 +29,6 @@ server.wait()
 """
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def blocked(pid):
     """The signals that a process does not hear of, as a mask."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
@@ -43,18 +37,14 @@ def blocked(pid):
 
 def test_server_and_its_children_end_when_their_parent_is_killed():
     code = SERVER.format(plugin=str(PLUGIN))
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True)
-    pids = list(map(int, parent.stdout.readline().split()))
-    assert all(map(alive, pids))
-    assert [blocked(pid) for pid in pids] == [0, 0]
+    with subprocess.Popen([sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True) as parent:
+        pids = list(map(int, parent.stdout.readline().split()))
+        assert all(map(lives, pids))
+        assert [blocked(pid) for pid in pids] == [0, 0]
 
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
+        os.kill(parent.pid, signal.SIGKILL)
 
-    limit = time.monotonic() + 120
-    while any(map(alive, pids)) and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert [pid for pid in pids if alive(pid)] == []
+    wait_for(lambda: not any(map(lives, pids)), 120, "end of the server and its child")
 
 
 def test_flag_that_an_older_release_lacks_is_left_out(monkeypatch):

@@ -1,4 +1,4 @@
-"""What the plugin does to a request, on stand-ins for the few things of sglang that it touches."""
+"""The plugin's changes to a request, on stand-ins for the few things of sglang that it touches."""
 
 import sys
 from pathlib import Path

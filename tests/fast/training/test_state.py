@@ -1,4 +1,4 @@
-"""What a trainer saves comes back: tensors, steps, learning rate and random state, on one rank or another number."""
+"""Saved and loaded trainers: tensors, steps, learning rate and random state, on as many ranks or others."""
 
 import json
 import random

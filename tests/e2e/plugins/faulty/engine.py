@@ -1,10 +1,20 @@
 """The in-process engine; place ``sync``, while it takes new weights."""
 
-from faulty.places import come_to
+import sys
+
+from faulty.places import come_to, show_requests
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.inprocess import engine as inprocess
 
-engine = EngineType(build="faulty.engine:build", rollouts=inprocess.rollouts)
+
+def num_servers(args):
+    """None. A driver that is about to start Ray's actors calls this: from here on it shows its requests to Ray."""
+    if asking := sys.modules.get("miles_dmd.cluster.asking"):
+        show_requests(asking.Asker)
+    return 0
+
+
+engine = EngineType(build="faulty.engine:build", rollouts=inprocess.rollouts, num_servers=num_servers)
 
 
 def build(*args, **more):

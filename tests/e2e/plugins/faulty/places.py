@@ -1,9 +1,10 @@
-"""Where a test can hold a process, and what it tells of itself there."""
+"""Places at which a test can hold a process, and the traces that the process leaves there."""
 
 import asyncio
 import os
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from miles_dmd.errors import ConfigError
@@ -23,7 +24,7 @@ def directory() -> Path:
 
 
 def order(what: str, place: str) -> str:
-    """What the order for ``place`` says last, where there is one for ``what``; else nothing."""
+    """Last word of the order for ``place``, where there is one for ``what``; else nothing."""
     try:
         words = (directory() / "order").read_text().rsplit(maxsplit=2)
     except OSError:
@@ -45,3 +46,15 @@ def come_to(place: str, who: str, rank: int = 0) -> None:
         (directory() / f"held-{who}").touch()
         while order("hold", place):
             time.sleep(0.02)
+
+
+@cache  # once a process
+def show_requests(asker):
+    """Leave a file ``asks-DOING`` just before each request to Ray that a driver makes from here on."""
+    ask = asker.ask
+
+    def shown(self, doing, *more, **named):
+        (directory() / f"asks-{doing}").touch()
+        return ask(self, doing, *more, **named)
+
+    asker.ask = shown

@@ -1,4 +1,4 @@
-"""What tests of faults look at from outside: process trees, listening sockets, and how long something takes."""
+"""Processes seen from outside: trees of them, listening sockets, and the time that something takes."""
 
 import re
 import time
@@ -69,7 +69,7 @@ def listening(pids):
 
 
 def descriptors(pid):
-    """What each open file of a process is, matched with sockets; none for one that is gone."""
+    """Open files of a process, matched with sockets; none for one that is gone."""
     try:
         links = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
