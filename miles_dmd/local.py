@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import FileEntry
-from miles_dmd.contracts.engine import Server
+from miles_dmd.contracts.engine import StartServer
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.contracts.reports import TrainReport
@@ -27,6 +27,9 @@ from miles_dmd.plan import DistillationPlan
 from miles_dmd.rollout import RolloutWorker
 from miles_dmd.training.compute import Compute, choose_compute, prepare_process
 from miles_dmd.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
 
 
 class LocalGroup:
@@ -98,14 +101,14 @@ def started(
         yield StartedRun(groups, worker)
 
 
-def start_servers(args: Any, compute: Compute, stack: contextlib.ExitStack) -> list[str]:
+def start_servers(args: Args, compute: Compute, stack: contextlib.ExitStack) -> list[str]:
     """The addresses of the servers that the rollout engine speaks to, if it has any of its own, started in turn on one
     device; they end with ``stack``."""
     engine = registry.load("engines", args.rollout_engine)
     urls: list[str] = []
     for number in range(engine.num_servers(args)):
-        serve = registry.resolve(engine.serve)
-        server: Server = serve(args, device=compute.device.type, number=number, host="127.0.0.1")
+        serve: StartServer = registry.resolve(engine.serve or "")
+        server = serve(args, device=compute.device.type, number=number, host="127.0.0.1")
         stack.callback(server.close)
         urls.append(server.wait())
     return urls
