@@ -47,7 +47,7 @@ def memory(args: Args, plan: DistillationPlan, trainers: Mapping[str, Args]) -> 
 def _held(plan: DistillationPlan, group: str, own: Args) -> Iterator[tuple[str, int, tuple[int, int, int, int], int]]:
     """(logical role, its parameters, bytes of weights, gradients, moments and compute copy for each of them, bytes of
     its buffers)."""
-    checkpoints = registry.load("roles", group).checkpoints
+    checkpoints = registry.load("roles", group).pipelines
     fresh = registry.load("losses", own.loss_type).modules
     trained = plan.trainable_roles_of(group)
     for role in plan.roles_of(group):

@@ -125,7 +125,7 @@ def _flat(args: Args) -> dict[str, Any]:
 def _sources(args: Args, role: str) -> dict[str, dict[str, str]]:
     """argument -> where and what the weights started from that this trainer holds."""
     components = registry.load("models", args.model_family).components
-    paths = {name: getattr(args, name) for name in dict.fromkeys(registry.load("roles", role).checkpoints.values())}
+    paths = {name: getattr(args, name) for name in dict.fromkeys(registry.load("roles", role).pipelines.values())}
     return {
         "teacher_checkpoint" if name == "teacher_path" else name: {
             "path": str(path), "sha256": pipeline_fingerprint(path, tuple(components), digests(args.cache_dir))

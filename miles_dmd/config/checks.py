@@ -242,7 +242,7 @@ def _trainers(args: Args) -> Iterator[tuple[str, Args]]:
 def _checkpoints(args: Args) -> Iterator[tuple[str, Path, Args]]:
     """(flag, directory, arguments of the trainer) of every network that some trainer starts from."""
     for role, own in _trainers(args):
-        for argument in dict.fromkeys(registry.load("roles", role).checkpoints.values()):
+        for argument in dict.fromkeys(registry.load("roles", role).pipelines.values()):
             flag = _flag(args, role, argument) if argument in kinds(Args) else _flag_of_teacher(args)
             yield flag, Path(getattr(own, argument)), own
 

@@ -44,7 +44,7 @@ def check_models(args: Args) -> None:
     plan: DistillationPlan = loss_type.plan(args)
     asked = f"--loss-type {args.loss_type}: its plan"
     for (role, own), group in zip(trainer_args(args).items(), plan.role_layout.groups, strict=True):
-        sources = registry.load("roles", role).checkpoints
+        sources = registry.load("roles", role).pipelines
         built = {*sources, *loss_type.modules, "student_ema"}
         if absent := [role for role in plan.roles_of(group.name) if role not in built]:
             raise ConfigError(

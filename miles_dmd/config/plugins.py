@@ -103,7 +103,7 @@ def _require_weights(trained: Iterable[str], args: Args) -> None:
     plan = loss_type.plan(args)
     for role in trained:
         group = plan.group_of(role)
-        if role not in loss_type.modules and role not in registry.load("roles", group).checkpoints:
+        if role not in loss_type.modules and role not in registry.load("roles", group).pipelines:
             raise ConfigError(
                 f"--loss-type {args.loss_type}: its plan trains {role}, and neither role {group!r} names a checkpoint "
                 "of it nor the loss type a module; add one to the loss type's modules"

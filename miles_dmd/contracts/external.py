@@ -53,7 +53,7 @@ class ExternalData:
 
     @staticmethod
     def join(parts: Sequence[ExternalData]) -> ExternalData:
-        """What several ranks of one group say, put together."""
+        """External data of several ranks of one group, put together."""
         first = parts[0]
         if any((part.producer, part.policy_version) != (first.producer, first.policy_version) for part in parts):
             raise ExternalDataError("external data of different producers or policy versions cannot be joined")

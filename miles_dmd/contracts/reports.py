@@ -12,7 +12,7 @@ class TrainReport:
     """One optimizer step of one rank, taken or skipped."""
 
     num_samples: int
-    """How many samples the means in ``metrics`` are over."""
+    """Number of samples that the means in ``metrics`` are over."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Means over this rank's samples, and numbers that are equal on all ranks (gradient norm, learning rate)."""
     nonfinite: int = 0
@@ -25,7 +25,7 @@ class TrainReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleStatistics:
-    """What the rollout worker tells of finished samples, several seeds a prompt."""
+    """Statistics of finished samples, several seeds a prompt."""
 
     spread: float
     """Mean distance between two seeds of a prompt (root mean squared difference of latents), a mean over prompts."""
@@ -35,7 +35,7 @@ class SampleStatistics:
 
 
 ENOUGH = 0.99
-"""Change kept from which --export-dtype auto takes the dtype that the student's checkpoint is stored in."""
+"""Change kept from which --export-dtype auto takes the dtype that the student's pipeline directory is stored in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class ExportReport:
     change_kept: float
     """Share of what the student learned that survives the rounding to ``dtype``; see training/rounding.py."""
     stored_dtype: str
-    """Of the checkpoint that the student started from."""
+    """Dtype of the pipeline directory that the student started from."""
     stored_change_kept: float
-    """What that one keeps, or would."""
+    """Share that this one keeps, or would."""
 
     def due(self, asked: str) -> str:
         """The dtype that --export-dtype ``asked`` for would give this student."""
@@ -58,13 +58,11 @@ class ExportReport:
         return self.stored_dtype if asked == "stored" else asked
 
     def __str__(self) -> str:
-        """``fp32, which keeps 100 % of what was learned; bf16, as its checkpoint is stored, would keep 31.2 %``."""
+        """``fp32, which keeps 100 % of what was learned; bf16, as its pipeline is stored, would keep 31.2 %``."""
         said = f"{self.dtype}, which keeps {percent(self.change_kept)} of what was learned"
         if self.dtype == self.stored_dtype:
             return said
-        return (
-            f"{said}; {self.stored_dtype}, as its checkpoint is stored, would keep {percent(self.stored_change_kept)}"
-        )
+        return f"{said}; {self.stored_dtype}, as its pipeline is stored, would keep {percent(self.stored_change_kept)}"
 
 
 def percent(share: float) -> str:

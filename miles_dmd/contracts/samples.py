@@ -23,7 +23,7 @@ class RealLatents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoisingBatch:
-    """Where a few-step rollout stopped, for B samples: enough to take its last step again, with gradient."""
+    """Stop steps of few-step rollouts, for B samples: enough to take its last step again, with gradient."""
 
     ids: tuple[int, ...]
     """Sample ids, unique in a run."""
@@ -37,7 +37,7 @@ class DenoisingBatch:
     clean: Tensor
     """[B, C, H, W] fp32, what the stop step made of it, without gradient."""
     policy_version: int
-    """Which student sampled it: 0 before its first update."""
+    """Version of the student that sampled it: 0 before its first update."""
     run_seed: int
     """With a sample's id, the root of all randomness that is about this sample."""
     real: RealLatents | None = None
