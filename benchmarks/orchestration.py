@@ -189,20 +189,20 @@ def bare_cycles(args):
 
 
 def bare_cycle(args, models, optimizers, ema, prompts, table) -> None:
-    from miles_dmd.losses.dmd2.objective import follow_student, match_teacher, score
+    from miles_dmd.losses.dmd2.objective import fake_score_loss, generator_loss, score
 
     options = args.loss_options
     *fake_batches, student_batch = [
         rollout(args, models["sampler"], prompts, table) for _ in range(options.fake_update_ratio + 1)
     ]
     for batch in fake_batches:
-        step(args, optimizers["fake_score"], models["fake_score"], follow_student(models, batch, {}, options).loss)
+        step(args, optimizers["fake_score"], models["fake_score"], fake_score_loss(models, batch, {}, options).loss)
     scores = score(models, student_batch, options)
     step(
         args,
         optimizers["student"],
         models["student"],
-        match_teacher(models, student_batch, {"critic": scores}, options).loss,
+        generator_loss(models, student_batch, {"critic": scores}, options).loss,
     )
     ema.update()
     models["sampler"].network.load_state_dict(models["student"].network.state_dict())

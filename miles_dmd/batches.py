@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from miles_dmd import seeds
 from miles_dmd.contracts.engine import RolloutRequest
@@ -17,6 +17,9 @@ from miles_dmd.handles import BatchHandle
 from miles_dmd.plan import PhaseRequest
 from miles_dmd.prompts import PromptSource
 from miles_dmd.sampling.stopping import stop_steps
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
 
 
 class RolloutBatches:
@@ -27,7 +30,7 @@ class RolloutBatches:
     """
 
     def __init__(
-        self, args: Any, prompts: PromptSource, executor: GroupExecutor, ahead: Callable[[PhaseRequest], int]
+        self, args: Args, prompts: PromptSource, executor: GroupExecutor, ahead: Callable[[PhaseRequest], int]
     ) -> None:
         self.args, self.prompts, self.executor, self.ahead = args, prompts, executor, ahead
         self._ready: deque[BatchHandle] = deque()

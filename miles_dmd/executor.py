@@ -131,7 +131,7 @@ class GroupExecutor:
 
     @property
     def averages(self) -> bool:
-        """Whether the plan keeps a moving average of the student."""
+        """True if the plan keeps a moving average of the student."""
         return self.plan.averaged_role is not None
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]]) -> list[BatchHandle]:
@@ -241,7 +241,7 @@ class GroupExecutor:
 
 
 def agreed(group: str, reports: Sequence[TrainReport]) -> bool:
-    """Whether the step was taken; ranks that tell different stories end the run."""
+    """True if the step was taken. Raises PhaseError where ranks disagree."""
     applied = {report.applied for report in reports}
     if len(applied) != 1:
         raise PhaseError(

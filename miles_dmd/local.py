@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import FileEntry
-from miles_dmd.contracts.engine import Server
+from miles_dmd.contracts.engine import StartServer
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.contracts.samples import DenoisingBatch
@@ -95,8 +95,8 @@ def start_servers(run: ResolvedRun, compute: Compute, stack: contextlib.ExitStac
     device; they end with ``stack``."""
     urls: list[str] = []
     for number in range(run.engine.num_servers(run.student)):
-        serve = registry.resolve(run.engine.serve or "")
-        server: Server = serve(run.student, device=compute.device.type, number=number, host="127.0.0.1")
+        serve: StartServer = registry.resolve(run.engine.serve or "")
+        server = serve(run.student, device=compute.device.type, number=number, host="127.0.0.1")
         stack.callback(server.close)
         urls.append(server.wait())
     return urls

@@ -48,7 +48,7 @@ def memory(run: ResolvedRun) -> tuple[list[tuple[str, ...]], str]:
 def _held(run: ResolvedRun, group: str, own: Args) -> Iterator[tuple[str, int, tuple[int, int, int, int], int]]:
     """(logical role, its parameters, bytes of weights, gradients, moments and compute copy for each of them, bytes of
     its buffers)."""
-    plan, checkpoints, fresh = run.plan, run.roles[group].checkpoints, run.loss_type.modules
+    plan, checkpoints, fresh = run.plan, run.roles[group].pipelines, run.loss_type.modules
     trained = plan.trainable_roles_of(group)
     for role in plan.roles_of(group):
         if role in fresh:

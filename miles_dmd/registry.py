@@ -13,16 +13,22 @@ import importlib.util
 import pkgutil
 from collections.abc import Collection, Mapping
 from types import MappingProxyType, ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from miles_dmd.errors import ConfigError, NotFound, UnknownName
 from miles_dmd.shown import shown
+
+if TYPE_CHECKING:
+    from miles_dmd.contracts.engine import EngineType
+    from miles_dmd.contracts.family import ModelFamily
+    from miles_dmd.contracts.loss import LossType
+    from miles_dmd.contracts.role import Role
 
 T = TypeVar("T")
 
 _LONGEST_NAME = 100
 _CLOSE = 0.7
-"""A ratio of difflib. dmd3 is this near to dmd2; --lora-rank is not to --num-trainer-ranks (.54), --fake-lr not to
+"""Least ratio by difflib. dmd3 is this near to dmd2; --lora-rank is not to --num-trainer-ranks (.54), --fake-lr not to
 --fake-shift (.59): a wrong hint is worse than none."""
 
 
@@ -65,6 +71,7 @@ class Wing(Registry[T]):
     def __init__(self, kind: str, package: str, export: str, contract: str) -> None:
         super().__init__(kind)
         self.package, self.export, self._contract = package, export, contract  # dotted: contracts lie on a floor above
+        self._loaded: dict[str, T] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,11 +79,15 @@ class Wing(Registry[T]):
         return tuple(sorted({*self._things, *_files(self.package)}))
 
     def get(self, name: str) -> T:
-        """Raises NotFound for a name that stands for nothing, or for something else."""
+        """Load a plug-in once a process. Raises NotFound for a name that stands for nothing, or for something else."""
         path = self._module(name)
         if path is None:
             return super().get(name)
-        asked = f"{self.kind} {name}"
+        if path not in self._loaded:
+            self._loaded[path] = self._load(path, f"{self.kind} {name}")
+        return self._loaded[path]
+
+    def _load(self, path: str, asked: str) -> T:
         found, contract = _attribute(_import(path, asked), self.export, asked), resolve(self._contract)
         if not isinstance(found, contract):
             raise NotFound(f"{asked}: {self.export} of {path} is {shown(found)}, not a {contract.__name__}")
@@ -114,6 +125,14 @@ def names(wing: str) -> list[str]:
     return list(WINGS[wing].names)
 
 
+@overload
+def load(wing: Literal["losses"], name: str) -> "LossType": ...
+@overload
+def load(wing: Literal["models"], name: str) -> "ModelFamily": ...
+@overload
+def load(wing: Literal["engines"], name: str) -> "EngineType": ...
+@overload
+def load(wing: Literal["roles"], name: str) -> "Role": ...
 def load(wing: str, name: str) -> Any:
     """The plug-in of ``wing`` called ``name``. Raises NotFound."""
     return WINGS[wing].get(name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +16,8 @@ from miles_dmd.checkpoint.manifest import FileEntry, entry_of
 from miles_dmd.checkpoint.records import restore_generators
 from miles_dmd.contracts.batch_file import read_batch, write_batch
 from miles_dmd.contracts.distillation import Distillation
-from miles_dmd.contracts.engine import RolloutEngine, RolloutRequest
+from miles_dmd.contracts.engine import BuildEngine, RolloutEngine, RolloutRequest
+from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError, SaveError, noting
@@ -30,6 +32,9 @@ from miles_dmd.teacher import teacher_samples
 from miles_dmd.training.compute import Compute, peak_memory_bytes
 from miles_dmd.training.export import exported_buckets, write_student
 
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
+
 
 class RolloutWorker:
     """``executor.Rollouts`` in this process: handles hold the batches and weights themselves.
@@ -41,7 +46,7 @@ class RolloutWorker:
 
     def __init__(
         self,
-        args: Any,
+        args: Args,
         *,
         compute: Compute,
         prompts: PromptTable,
@@ -49,10 +54,9 @@ class RolloutWorker:
         servers: Sequence[str] = (),
     ) -> None:
         self.args, self.compute, self.prompts = args, compute, prompts
-        build = registry.resolve(registry.load("engines", args.rollout_engine).build)
-        self.engine: RolloutEngine = build(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
+        build: BuildEngine = registry.resolve(registry.load("engines", args.rollout_engine).build)
+        self.engine = build(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
         self._asleep = False
-        self._decode: Any = None
 
     @noting(ROLLOUT, "sampling")
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
@@ -122,23 +126,28 @@ class RolloutWorker:
 
         ``limit`` is where the data's range ends; see ``network.statistics``.
         """
-        return self._shown(self._awake().sample(requests), requests, limit)
+        return self._decoded(self._awake().sample(requests), requests, limit)
 
     @noting(ROLLOUT, "drawing the teacher's samples")
     def teacher_pictures(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures:
         """The same of the teacher, sampled as ``sampling`` says; where its range ends is where the data's does."""
         self.sleep()  # the teacher takes the engine's place on the device
-        family = registry.load("models", self.args.model_family)
-        shape = family.code().latent_shape(Path(self.args.teacher_path), *family.resolution(self.args))
+        family = self._family
+        shape = family.code().latent_shape(Path(self.args.teacher_path or ""), *family.resolution(self.args))
         latents = teacher_samples(
             self.args, requests, sampling, shape=shape, compute=self.compute, prompts=self.prompts
         )
-        return self._shown(latents, requests, None)
+        return self._decoded(latents, requests, None)
 
-    def _shown(self, latents: Tensor, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
-        if self._decode is None:
-            family = registry.load("models", self.args.model_family)
-            self._decode = family.code().open_decoder(Path(self.args.hf_checkpoint), self.compute.device)
+    @property
+    def _family(self) -> ModelFamily:
+        return registry.load("models", self.args.model_family)
+
+    @functools.cached_property
+    def _decode(self) -> Callable[[Tensor], Tensor]:
+        return self._family.code().open_decoder(Path(self.args.hf_checkpoint or ""), self.compute.device)
+
+    def _decoded(self, latents: Tensor, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
         told = statistics(latents, [request.prompt_id for request in requests], limit)
         return np.asarray(self._decode(latents)), told
 
@@ -148,8 +157,8 @@ class RolloutWorker:
         return write_student(
             directory,
             weights.buckets,
-            family=registry.load("models", self.args.model_family),
-            checkpoint=Path(self.args.hf_checkpoint),
+            family=self._family,
+            start=Path(self.args.hf_checkpoint or ""),
             shift=self.args.shift,
             distillation=distillation,
             dtype=self.args.export_dtype,
@@ -158,8 +167,7 @@ class RolloutWorker:
     @noting(ROLLOUT, "taking the exported weights")
     def take_exported(self, directory: Path, version: int) -> None:
         """The engine samples from an exported student, as it was rounded."""
-        family = registry.load("models", self.args.model_family)
-        buckets = exported_buckets(directory / family.network_component, family.saved_buffers)
+        buckets = exported_buckets(directory / self._family.network_component, self._family.saved_buffers)
         self.update_weights(WeightHandle(buckets), version)
 
     def peak_memory(self) -> int:

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -28,6 +28,9 @@ from miles_dmd.pipelines.weights import weight_files
 from miles_dmd.sampling.partition import micro_batches
 from miles_dmd.training.compute import Compute, release_cached_memory
 
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
+
 
 def teacher_samples(
     args: Any,
@@ -43,11 +46,11 @@ def teacher_samples(
     ``sampling`` has ``num_inference_steps`` and ``guidance_scale``, as a loss type's ``teacher_sampling`` tells them.
     The network is there only meanwhile.
     """
-    family, checkpoint = registry.load("models", args.model_family), Path(args.teacher_path)
-    kept = _kept(args, family, checkpoint, requests, sampling, shape, prompts)
+    family, directory = registry.load("models", args.model_family), Path(args.teacher_path)
+    kept = _kept(args, family, directory, requests, sampling, shape, prompts)
     with contextlib.suppress(OSError, SafetensorError, KeyError):  # not there, or not whole
         return load(kept.read_bytes())["latents"]
-    network = load_network(family, checkpoint, dtype=compute.dtype).requires_grad_(False).to(compute.device)
+    network = load_network(family, directory, dtype=compute.dtype).requires_grad_(False).to(compute.device)
     model = Denoiser(family.code(), network, compute.dtype)
     scale = float(sampling["guidance_scale"])
     parts, count = [], Count("drawing the teacher's samples", len(requests))
@@ -59,7 +62,7 @@ def teacher_samples(
             prompts.unconditional(len(rows)),
             scale=scale,
             seeds=[requests[row].seed for row in rows],
-            sigmas=family.code().sampling_sigmas(checkpoint, sampling["num_inference_steps"], shape),
+            sigmas=family.code().sampling_sigmas(directory, sampling["num_inference_steps"], shape),
             shape=shape,
             device=compute.device,
         )
@@ -69,16 +72,16 @@ def teacher_samples(
     release_cached_memory()
     latents = torch.cat(parts)
     if not torch.isfinite(latents).all():
-        raise EngineError(f"the teacher {checkpoint} draws samples that are not finite with {dict(sampling)}")
+        raise EngineError(f"the teacher {directory} draws samples that are not finite with {dict(sampling)}")
     with contextlib.suppress(OSError):  # no room to keep them: they are drawn again
         atomic_write_bytes(kept, save({"latents": latents}))
     return latents
 
 
 def _kept(
-    args: Any,
+    args: Args,
     family: ModelFamily,
-    checkpoint: Path,
+    directory: Path,
     requests: Sequence[RolloutRequest],
     sampling: Mapping[str, Any],
     shape: Sequence[int],
@@ -86,8 +89,8 @@ def _kept(
 ) -> Path:
     """Named by a hash of all that the samples depend on; the name of the prompts' table stands for the prompts."""
     digest = hashlib.sha256()
-    component = checkpoint / family.network_component
-    for path in (component / "config.json", *weight_files(component), *sorted((checkpoint / "scheduler").glob("*"))):
+    component = directory / family.network_component
+    for path in (component / "config.json", *weight_files(component), *sorted((directory / "scheduler").glob("*"))):
         digest_file(digest, path, digests(args.cache_dir))
     about = [1, args.model_family, prompts.path.name, args.compute_dtype, dict(sampling), list(shape)]
     about += [(request.prompt_id, request.seed) for request in requests]

@@ -81,10 +81,10 @@ def own_python() -> str | None:
 
 def place(
     sizes: Mapping[str, int],
-    *,
     device: str,
     cpu_threads: int,
     timeout: float,
+    *,
     servers: int = 0,
     python: str | None = None,
 ) -> Placement:

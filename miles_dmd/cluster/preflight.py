@@ -12,7 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from miles_dmd import version
-from miles_dmd.cluster.waiting import NoAnswer, gather
+from miles_dmd.cluster.supervision.waiting import NoAnswer, gather
 from miles_dmd.errors import ClusterError
 from miles_dmd.preflight.places import missing_interface
 
@@ -25,18 +25,18 @@ class NodeReport:
     missing: tuple[str, ...]
     free_gib: float
     interface: str
-    """What is wrong with the network interface that its environment names; "" for nothing."""
+    """Fault of the network interface that its environment names, or ""."""
 
 
-def report_node(node: str, checkpoints: Sequence[str]) -> NodeReport:
-    """What this machine has; runs on the node itself."""
-    missing = tuple(path for path in checkpoints if not (Path(path) / "model_index.json").is_file())
+def report_node(node: str, pipelines: Sequence[str]) -> NodeReport:
+    """Report of this machine, on which it runs."""
+    missing = tuple(path for path in pipelines if not (Path(path) / "model_index.json").is_file())
     return NodeReport(node, version.VERSION, platform.python_version(), missing, _free_gib(), missing_interface())
 
 
-def check_nodes(checkpoints: Sequence[str], timeout: float = 120) -> list[NodeReport]:
+def check_nodes(pipelines: Sequence[str], timeout: float = 120) -> list[NodeReport]:
     """Every node's report. Raises ClusterError that names the node and what it lacks."""
-    calls = {f"node {name}": _on(node_id).remote(name, list(checkpoints)) for node_id, name in _nodes()}
+    calls = {f"node {name}": _on(node_id).remote(name, list(pipelines)) for node_id, name in _nodes()}
     try:
         reports = gather(calls, "looking at the nodes", timeout=timeout)
     except NoAnswer as error:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 
-from miles_dmd.cluster.feed import Fed
 from miles_dmd.cluster.placement import Placement
-from miles_dmd.cluster.waiting import Supervisor
-from miles_dmd.cluster.watched import GROUP, Watched, actor_class
+from miles_dmd.cluster.supervision.waiting import Supervisor
+from miles_dmd.cluster.supervision.watched import GROUP, Watched, actor_class
+from miles_dmd.cluster.weight_feed import WeightFeed
 from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.reports import ExportReport
-from miles_dmd.executor import ROLLOUT, Pictures
+from miles_dmd.executor import ROLLOUT, Pictures, Rollouts
 from miles_dmd.generators import seed_globals
 from miles_dmd.handles import BatchHandle, WeightHandle
 
@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from miles_dmd.config.args import Args
     from miles_dmd.rollout import RolloutWorker
 
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
 
 class RolloutActor(Watched):
-    _fed: Fed | None = None
-    """Takes weights that are on their way."""
+    _feed: WeightFeed | None = None
+    """Stream of the weights that are on their way."""
 
     def encode(self, args: Args, device: str, texts: Sequence[str]) -> str:
-        """Path of the prompts' table. Encoders are loaded and dropped here, before anything else needs the memory."""
+        """Encode the prompts; returns the path of their table. Encoders are gone before anything else needs memory."""
         from miles_dmd.network.encoding import ensure_table
         from miles_dmd.training.compute import choose_compute, prepare_process, release_cached_memory
 
@@ -54,13 +58,13 @@ class RolloutActor(Watched):
         prompts = PromptTable(Path(prompt_table))
         self.worker: RolloutWorker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
 
-    def call(self, method: str, *parameters: Any) -> Any:
-        """A method of the worker whose parameters and result are plain values."""
-        return getattr(self.worker, method)(*parameters)
+    def call(self, method: str, *parameters: Any, **named: Any) -> Any:
+        """Call a method of the worker whose parameters and result are plain values."""
+        return getattr(self.worker, method)(*parameters, **named)
 
     def batches(self, method: str, sources: Sequence[Any], num_chunks: int) -> Any:
-        """(ids, policy version) of each batch that a method of the worker makes of ``sources``, then all chunks: Ray
-        objects of their own, of which the driver opens the first alone."""
+        """Call a method of the worker that makes a batch of each of ``sources``. Returns (ids, policy version) of every
+        batch, then all chunks: Ray objects of their own, of which the driver opens the first alone."""
         handles: list[BatchHandle] = getattr(self.worker, method)(sources, num_chunks)
         about = [(handle.ids, handle.policy_version) for handle in handles]
         return about, *chain.from_iterable(handle.chunks for handle in handles)
@@ -69,16 +73,17 @@ class RolloutActor(Watched):
         here = [replace(batch, chunks=tuple(ray.get(list(batch.chunks)))) for batch in batches]
         return self.worker.save_batches(here, directory)
 
-    def feed(self, method: str, bucket: Mapping[str, Any], last: bool, *parameters: Any) -> Any:
-        """A method of the worker that takes weights, of which this is one bucket; it runs until the ``last``, which
-        returns what it returns."""
-        if self._fed is None:
-            self._fed = Fed(lambda buckets: getattr(self.worker, method)(WeightHandle(buckets), *parameters))
-        fed, self._fed = self._fed, None  # a failure ends it
-        fed.put(bucket)
+    def feed(self, method: str, bucket: Mapping[str, Any], last: bool, *parameters: Any, **named: Any) -> Any:
+        """Pass one bucket to a method of the worker that takes weights, begun with the first of them; the call for the
+        ``last`` returns what the method returns."""
+        if self._feed is None:
+            use = getattr(self.worker, method)
+            self._feed = WeightFeed(lambda buckets: use(WeightHandle(buckets), *parameters, **named))
+        feed, self._feed = self._feed, None  # a failure ends it
+        feed.put(bucket)
         if last:
-            return fed.finish()
-        self._fed = fed
+            return feed.finish()
+        self._feed = feed
         return None
 
     def notes(self) -> tuple[str, ...]:
@@ -86,7 +91,7 @@ class RolloutActor(Watched):
 
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
     def close(self) -> None:
-        """Also while another thread samples, or hangs."""
+        """Close the engine, also while another thread samples, or hangs."""
         if hasattr(self, "worker"):
             self.worker.close()
 
@@ -111,73 +116,81 @@ class RayRollouts:
         return tuple(self._fetch("introducing itself", self.actor.notes.remote()))
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]:
-        return self._batches("sampling", "generate", batches, num_chunks)
+        return self._batches("sampling", Rollouts.generate, batches, num_chunks)
 
     def sleep(self) -> None:
-        self._call("going to sleep", "sleep")
+        self._call("going to sleep", Rollouts.sleep)
 
     def update_weights(self, weights: WeightHandle, version: int) -> None:
-        self._feed("taking new weights", "update_weights", weights, version)
+        self._stream("taking new weights", Rollouts.update_weights, weights, version)
 
     def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
-        drawn: Pictures = self._call("drawing samples", "pictures", requests, limit)
-        return drawn
+        return self._call("drawing samples", Rollouts.pictures, requests, limit)
 
     def teacher_pictures(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures:
-        drawn: Pictures = self._call("drawing the teacher's samples", "teacher_pictures", requests, dict(sampling))
-        return drawn
+        return self._call("drawing the teacher's samples", Rollouts.teacher_pictures, requests, dict(sampling))
 
     def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> ExportReport:
-        report: ExportReport = self._feed("exporting the student", "export", weights, directory, distillation)
-        return report
+        return self._stream("exporting the student", Rollouts.export, weights, directory, distillation)
 
     def take_exported(self, directory: Path, version: int) -> None:
-        self._call("taking the exported weights", "take_exported", directory, version)
+        self._call("taking the exported weights", Rollouts.take_exported, directory, version)
 
     def save_batches(self, batches: Sequence[BatchHandle], directory: Path) -> list[FileEntry]:
-        entries: list[FileEntry] = self._fetch(
-            "saving batches", self.actor.save_batches.remote(list(batches), directory)
-        )
-        return entries
+        return list(self._fetch("saving batches", self.actor.save_batches.remote(list(batches), directory)))
 
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
-        return self._batches("loading batches", "load_batches", list(paths), num_chunks)
+        return self._batches("loading batches", Rollouts.load_batches, paths, num_chunks)
 
     def save_state(self, path: Path) -> FileEntry:
-        entry: FileEntry = self._call("saving its random state", "save_state", path)
-        return entry
+        return self._call("saving its random state", Rollouts.save_state, path)
 
     def load_state(self, path: Path) -> None:
-        self._call("loading its random state", "load_state", path)
+        self._call("loading its random state", Rollouts.load_state, path)
 
     def peak_memory(self) -> int:
-        return int(self._call("reporting its memory", "peak_memory"))
+        return self._call("reporting its memory", Rollouts.peak_memory)
 
-    def _call(self, doing: str, method: str, *parameters: Any) -> Any:
-        return self._fetch(doing, self.actor.call.remote(method, *parameters))
+    # The worker's methods are named by those of the protocol, so that parameters and results are checked.
 
-    def _feed(self, doing: str, method: str, weights: WeightHandle, *parameters: Any) -> Any:
+    def _call(self, doing: str, method: Callable[Concatenate[Any, P], T], *parameters: P.args, **named: P.kwargs) -> T:
+        result: T = self._fetch(doing, self.actor.call.remote(method.__name__, *parameters, **named))
+        return result
+
+    def _stream(
+        self,
+        doing: str,
+        method: Callable[Concatenate[Any, WeightHandle, P], T],
+        weights: WeightHandle,
+        *parameters: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        result: T
         for bucket, last in weights.buckets:
-            told = self._fetch(doing, self.actor.feed.remote(method, bucket, last, *parameters))
-        return told
+            result = self._fetch(doing, self.actor.feed.remote(method.__name__, bucket, last, *parameters, **named))
+        return result
 
-    def _batches(self, doing: str, method: str, sources: Sequence[Any], num_chunks: int) -> list[BatchHandle]:
+    def _batches(
+        self,
+        doing: str,
+        method: Callable[[Any, Sequence[S], int], list[BatchHandle]],
+        sources: Sequence[S],
+        num_chunks: int,
+    ) -> list[BatchHandle]:
         count = len(sources) * num_chunks
-        call = self.actor.batches.options(num_returns=1 + count).remote(method, sources, num_chunks)
+        call = self.actor.batches.options(num_returns=1 + count).remote(method.__name__, list(sources), num_chunks)
         about, *chunks = call if count else [call]  # one result is no sequence
         told = self._fetch(doing, about)
-        if not count:
-            return []
         return [
             BatchHandle(ids, version, tuple(chunks[number * num_chunks : (number + 1) * num_chunks]))
-            for number, (ids, version) in enumerate(told)
+            for number, (ids, version) in enumerate(told if count else ())
         ]
 
     def _fetch(self, doing: str, ref: ray.ObjectRef) -> Any:
         return self.supervisor.fetch(ref, ROLLOUT, doing)
 
     def closing(self) -> list[ray.ObjectRef]:
-        """What the engine holds elsewhere: files, the memory of servers that others go on using."""
+        """Let the engine release what it holds elsewhere: files, the memory of servers that others go on using."""
         return [self.actor.close.remote()]
 
     def kill(self) -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import ray
 
-from miles_dmd.cluster.asking import LEAVING
 from miles_dmd.cluster.placement import own_python, place
 from miles_dmd.cluster.preflight import check_nodes
 from miles_dmd.cluster.rollout_actor import RayRollouts
 from miles_dmd.cluster.server_actor import RayServer, serve_all
-from miles_dmd.cluster.session import every, ray_session, word_of_raylet
+from miles_dmd.cluster.supervision.session import every, ray_session, raylet_stderr
+from miles_dmd.cluster.supervision.timed_calls import LEAVING
+from miles_dmd.cluster.supervision.waiting import TICK, Supervisor
 from miles_dmd.cluster.trainer_group import RayTrainerGroup
-from miles_dmd.cluster.waiting import TICK, Supervisor
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.executor import StartedRun
 from miles_dmd.observe.count import Count
 from miles_dmd.preflight.resolved import ResolvedRun
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
 
 
 @contextlib.contextmanager
@@ -30,18 +34,17 @@ def started(run: ResolvedRun, texts: Sequence[str]) -> Iterator[StartedRun]:
     print(f"Starting Ray{f' at {args.ray_address}' if args.ray_address else ''} ...", flush=True)
     limit, timeout = f"--placement-timeout {args.placement_timeout:g}", args.placement_timeout
     with _tidied(student, engine), ray_session(args.ray_address, timeout, args.ray_auth_mode) as session:
-        ask = session.asker.ask
-        paths = sorted(map(str, run.directories))
-        for node in ask("looking at the nodes", timeout + LEAVING, lambda: check_nodes(paths, timeout), limit):
+        ask, pipelines = session.calls.run, sorted(map(str, run.directories))
+        for node in ask("looking at the nodes", timeout + LEAVING, lambda: check_nodes(pipelines, timeout), limit):
             print(f"  {node.node}: miles_dmd {node.version}, {node.free_gib:.1f} GiB of memory free", flush=True)
         num_servers = engine.num_servers(args)
-        asked: dict[str, Any] = {"device": args.device, "cpu_threads": args.cpu_threads, "timeout": timeout}
-        asked |= {"servers": num_servers, "python": own_python() if session.address is None else None}
-        placement = ask("reserving the bundles", timeout + LEAVING, lambda: place(sizes, **asked), limit)
+        python = own_python() if session.address is None else None
+        reserve = partial(place, sizes, args.device, args.cpu_threads, timeout, servers=num_servers, python=python)
+        placement = ask("reserving the bundles", timeout + LEAVING, reserve, limit)
         died = every(TICK, session.died)
         # of a joined cluster the process may be on another node, whose raylet is not to be heard here
-        word = word_of_raylet if session.address is None else lambda: ""
-        supervisor = Supervisor(args.remote_timeout, died, start_timeout=timeout, word=word)
+        stderr = raylet_stderr if session.address is None else lambda: ""
+        supervisor = Supervisor(args.remote_timeout, died, start_timeout=timeout, raylet_stderr=stderr)
         groups: dict[str, RayTrainerGroup] = {}
         others: list[RayRollouts | RayServer] = []
         try:
@@ -62,18 +65,24 @@ def started(run: ResolvedRun, texts: Sequence[str]) -> Iterator[StartedRun]:
                 print(note, flush=True)
             rollouts.sleep()
             print("Loading models ...", flush=True)
-            calls: dict[str, Any] = {}
+            calls: dict[str, ray.ObjectRef] = {}
             for name, group in groups.items():
-                parts = {"plan": run.plan, "loss_type": run.loss_type, "prompt_table": table, "horizons": run.horizons}
-                calls |= group.build(run.trainers[name], placement.device, **parts)
+                calls |= group.build(
+                    run.trainers[name],
+                    placement.device,
+                    table,
+                    plan=run.plan,
+                    loss_type=run.loss_type,
+                    horizons=run.horizons,
+                )
             supervisor.gather(calls, "loading models", Count("processes that have loaded models", len(calls)).at)
             yield StartedRun(groups, rollouts)
         finally:
-            if session.asker.answers:
+            if session.calls.answers:
                 ended = lambda: _end(groups.values(), others)  # noqa: E731
-                session.asker.try_to("ending its actors", ended, GRACE + LEAVING)
-            if session.asker.answers:  # still: who signals everybody ends Ray while it is left
-                session.asker.try_to("giving the bundles back", placement.remove)
+                session.calls.try_run("ending its actors", ended, GRACE + LEAVING)
+            if session.calls.answers:  # still: who signals everybody ends Ray while it is left
+                session.calls.try_run("giving the bundles back", placement.remove)
 
 
 GRACE = 10.0
@@ -92,8 +101,8 @@ def _end(groups: Iterable[RayTrainerGroup], others: Sequence[RayRollouts | RaySe
 
 
 @contextlib.contextmanager
-def _tidied(args: Any, engine: EngineType) -> Iterator[None]:
-    """Also after an engine that was killed, once it is gone."""
+def _tidied(args: Args, engine: EngineType) -> Iterator[None]:
+    """Remove what the engine has left on disk, also one that was killed, once it is gone."""
     try:
         yield
     finally:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 
 from miles_dmd import registry
 from miles_dmd.cluster.placement import Placement
-from miles_dmd.cluster.waiting import Supervisor
-from miles_dmd.cluster.watched import GROUP, Watched, actor_class
-from miles_dmd.contracts.engine import Server
+from miles_dmd.cluster.supervision.waiting import Supervisor
+from miles_dmd.cluster.supervision.watched import GROUP, Watched, actor_class
+from miles_dmd.contracts.engine import Server, StartServer
 from miles_dmd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
 
 LOOPBACK = "127.0.0.1"
 
 
 class ServerActor(Watched):
-    def serve(self, args: Any, device: str, number: int) -> str:
+    def serve(self, args: Args, device: str, number: int) -> str:
         """Start it and wait until it answers; its address."""
         engine = registry.load("engines", args.rollout_engine)
         host = ray.util.get_node_ip_address() if engine.beyond_node(args) else LOOPBACK
-        self.server: Server = registry.resolve(engine.serve)(args, device=device, number=number, host=host)
+        start: StartServer = registry.resolve(engine.serve or "")
+        self.server: Server = start(args, device=device, number=number, host=host)
         return self.server.wait()
 
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
@@ -35,7 +39,7 @@ class ServerActor(Watched):
 class RayServer:
     """Its process starts at once, the server when it is told to ``serve``."""
 
-    def __init__(self, args: Any, placement: Placement, number: int, supervisor: Supervisor) -> None:
+    def __init__(self, args: Args, placement: Placement, number: int, supervisor: Supervisor) -> None:
         self.name = f"rollout server {number}"
         self.args, self.device, self.number = args, placement.device, number
         self.bundle = number % placement.group.bundle_count
@@ -43,7 +47,7 @@ class RayServer:
         self.actor = actor_class(ServerActor).options(**placement.options(self.bundle)).remote()
         supervisor.watch(self.name, self.actor)
 
-    def _require_reachable(self, args: Any, placement: Placement, bundle: int) -> None:
+    def _require_reachable(self, args: Args, placement: Placement, bundle: int) -> None:
         nodes = placement.nodes()
         if nodes[bundle] != nodes[0] and not registry.load("engines", args.rollout_engine).beyond_node(args):
             raise ConfigError(

@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from miles_dmd.cluster.watched import Watched
+from miles_dmd.cluster.supervision.watched import Watched
 from miles_dmd.generators import seed_globals
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch import Tensor
+
     from miles_dmd.checkpoint.manifest import FileEntry
+    from miles_dmd.config.args import Args
+    from miles_dmd.contracts.external import ExternalData
     from miles_dmd.contracts.loss import LossType
     from miles_dmd.contracts.reports import TrainReport
     from miles_dmd.contracts.samples import DenoisingBatch
     from miles_dmd.plan import DistillationPlan
+    from miles_dmd.training.compute import Compute
 
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 COLLECTIVE_MARGIN = 60.0
@@ -36,7 +41,7 @@ class TrainerActor(Watched):
         self.timeout = timedelta(seconds=timeout + COLLECTIVE_MARGIN)
 
     def open_store(self) -> tuple[str, int]:
-        """Rank 0: where the others meet. The port is bound here and now, so no two groups can pick the same one."""
+        """Open the store where ranks meet, on rank 0; its port is bound at once, so no two groups can pick the same."""
         from torch.distributed import TCPStore
 
         host = ray.util.get_node_ip_address()
@@ -51,11 +56,11 @@ class TrainerActor(Watched):
     def build(
         self,
         meeting: tuple[str, int],
-        args: Any,
+        args: Args,
         device: str,
+        prompt_table: str,
         plan: DistillationPlan,
         loss_type: LossType,
-        prompt_table: str,
         horizons: Mapping[str, int],
     ) -> None:
         from pathlib import Path
@@ -80,7 +85,7 @@ class TrainerActor(Watched):
             horizons=horizons,
         )
 
-    def _join(self, meeting: tuple[str, int], compute: Any) -> None:
+    def _join(self, meeting: tuple[str, int], compute: Compute) -> None:
         import torch
         import torch.distributed as dist
 
@@ -108,8 +113,8 @@ class TrainerActor(Watched):
         scores = {name: ExternalData.join(list(islice(left, count))) for name, count in producers.items()}
         return self.trainer.train(batch, scores, roles)
 
-    def score(self, *chunks: DenoisingBatch) -> tuple[float, Any]:
-        """(seconds, external data): two Ray objects, of which the driver looks at the first alone."""
+    def score(self, *chunks: DenoisingBatch) -> tuple[float, ExternalData]:
+        """(seconds, external data): two Ray objects, of which the driver opens the first alone."""
         from miles_dmd.contracts.samples import DenoisingBatch
 
         started = time.perf_counter()
@@ -122,7 +127,7 @@ class TrainerActor(Watched):
     def load(self, directory: Path) -> None:
         self.trainer.state.load(directory)
 
-    def bucket(self, role: str, averaged: bool, number: int) -> tuple[bool, dict[str, Any] | None]:
+    def bucket(self, role: str, averaged: bool, number: int) -> tuple[bool, dict[str, Tensor] | None]:
         """(whether it is the last, a bucket of the role's full weights), asked for in order. The tensors come from rank
         0; the others take part in gathering them."""
         if number == 0:

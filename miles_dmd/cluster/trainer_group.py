@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from miles_dmd.checkpoint.manifest import FileEntry
 from miles_dmd.cluster.placement import Placement
+from miles_dmd.cluster.supervision.waiting import Supervisor
+from miles_dmd.cluster.supervision.watched import actor_class
 from miles_dmd.cluster.trainer_actor import TrainerActor
-from miles_dmd.cluster.waiting import Supervisor, names
-from miles_dmd.cluster.watched import actor_class
 from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
+    from miles_dmd.contracts.loss import LossType
+    from miles_dmd.plan import DistillationPlan
 
 
 class RayTrainerGroup:
@@ -24,17 +29,29 @@ class RayTrainerGroup:
     def __init__(self, name: str, size: int, placement: Placement, supervisor: Supervisor) -> None:
         self.name, self.size, self.supervisor = name, size, supervisor
         actor, limit = actor_class(TrainerActor), supervisor.timeout
-        self.actors = [actor.options(**placement.options(rank)).remote(name, rank, size, limit) for rank in range(size)]
-        for who, process in zip(names(name, size), self.actors, strict=True):
+        self.actors = {
+            f"{name} rank {rank}": actor.options(**placement.options(rank)).remote(name, rank, size, limit)
+            for rank in range(size)
+        }
+        for who, process in self.actors.items():
             supervisor.watch(who, process)
 
-    def build(self, args: Any, device: str, **parts: Any) -> dict[str, ray.ObjectRef]:
-        """Calls to wait for, by rank; ``parts`` are the trainer's plan, loss type, prompt table and horizons."""
-        who = names(self.name, self.size)
-        meeting = self.supervisor.fetch(self.actors[0].open_store.remote(), who[0], "opening the group's meeting point")
+    def build(
+        self,
+        args: Args,
+        device: str,
+        prompt_table: str,
+        *,
+        plan: DistillationPlan,
+        loss_type: LossType,
+        horizons: Mapping[str, int],
+    ) -> dict[str, ray.ObjectRef]:
+        """Let every rank build its trainer; returns the calls to wait for, by rank."""
+        first, actor = next(iter(self.actors.items()))
+        meeting = self.supervisor.fetch(actor.open_store.remote(), first, "opening the group's meeting point")
         return {
-            name: actor.build.remote(meeting, args, device, **parts)
-            for name, actor in zip(who, self.actors, strict=True)
+            who: actor.build.remote(meeting, args, device, prompt_table, plan, loss_type, horizons)
+            for who, actor in self.actors.items()
         }
 
     def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle], roles: Sequence[str]) -> list[TrainReport]:
@@ -47,28 +64,27 @@ class RayTrainerGroup:
         return self._each("training", call)
 
     def score(self, batch: BatchHandle) -> ScoreHandle:
-        # two results a rank: a number to wait for, which carries a failure too, and tensors that stay unopened
-        pairs = [
-            actor.score.options(num_returns=2).remote(*batch.of_rank(rank, self.size))
-            for rank, actor in enumerate(self.actors)
-        ]
-        waiting = dict(zip(names(self.name, self.size), (seconds for seconds, _ in pairs), strict=True))
-        self.supervisor.gather(waiting, "scoring")
-        return ScoreHandle(self.name, tuple(scores for _, scores in pairs))
+        def call(rank: int, actor: Any) -> Sequence[ray.ObjectRef]:
+            return actor.score.options(num_returns=2).remote(*batch.of_rank(rank, self.size))
+
+        _, scores = self._each_of_two("scoring", call)
+        return ScoreHandle(self.name, tuple(scores))
 
     def weights(self, role: str, *, averaged: bool) -> WeightHandle:
         return WeightHandle(self._buckets(role, averaged))
 
     def _buckets(self, role: str, averaged: bool) -> Iterator[tuple[ray.ObjectRef, bool]]:
         """(bucket, whether it is the last): the next is gathered when this one has been taken."""
+
+        def call(rank: int, actor: Any) -> Sequence[ray.ObjectRef]:
+            return actor.bucket.options(num_returns=2).remote(role, averaged, number)
+
         last, number = False, 0
         while not last:
-            # two results a rank: a truth to wait for, and rank 0's tensors, which stay unopened
-            pairs = [actor.bucket.options(num_returns=2).remote(role, averaged, number) for actor in self.actors]
-            waiting = dict(zip(names(self.name, self.size), (told for told, _ in pairs), strict=True))
-            last, number = self.supervisor.gather(waiting, "gathering weights")[0], number + 1
-            yield pairs[0][1], last
-            del pairs  # before the next one is made
+            (last, *_), buckets = self._each_of_two("gathering weights", call)
+            number += 1
+            yield buckets[0], last
+            del buckets  # before the next one is made
 
     def save(self, directory: Path) -> list[FileEntry]:
         per_rank = self._each("saving", lambda rank, actor: actor.save.remote(directory))
@@ -77,10 +93,19 @@ class RayTrainerGroup:
     def load(self, directory: Path) -> None:
         self._each("loading a checkpoint", lambda rank, actor: actor.load.remote(directory))
 
-    def _each(self, doing: str, call: Any) -> list[Any]:
-        refs = [call(rank, actor) for rank, actor in enumerate(self.actors)]
-        return self.supervisor.gather(dict(zip(names(self.name, self.size), refs, strict=True)), doing)
+    def _each(self, doing: str, call: Callable[[int, Any], ray.ObjectRef]) -> list[Any]:
+        """Results of all ranks; ``call(rank, actor)`` starts one."""
+        calls = {who: call(rank, actor) for rank, (who, actor) in enumerate(self.actors.items())}
+        return self.supervisor.gather(calls, doing)
+
+    def _each_of_two(
+        self, doing: str, call: Callable[[int, Any], Sequence[ray.ObjectRef]]
+    ) -> tuple[list[Any], list[ray.ObjectRef]]:
+        """First results of all ranks, which carry a failure too, and references to their second ones: tensors."""
+        pairs = [call(rank, actor) for rank, actor in enumerate(self.actors.values())]
+        waiting = dict(zip(self.actors, (first for first, _ in pairs), strict=True))
+        return self.supervisor.gather(waiting, doing), [second for _, second in pairs]
 
     def kill(self) -> None:
-        for actor in self.actors:
+        for actor in self.actors.values():
             ray.kill(actor)

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args
@@ -218,6 +218,6 @@ def _all_groups() -> set[str]:
     return {role for name in registry.names("losses") for role in registry.load("losses", name).roles} | KNOWN_GROUPS
 
 
-def _owners(name: str, chosen: str, wing: str = "losses") -> list[str]:
+def _owners(name: str, chosen: str, wing: Literal["losses", "engines"] = "losses") -> list[str]:
     others = (other for other in registry.names(wing) if other != chosen)
     return [repr(other) for other in others if name in map(flag_name, kinds(registry.load(wing, other).options))]

@@ -12,7 +12,10 @@ from miles_dmd.shown import shown
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from miles_dmd.config.args import Args
     from miles_dmd.contracts.samples import DenoisingBatch
+    from miles_dmd.network.conditions import PromptTable
+    from miles_dmd.training.compute import Compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +25,14 @@ class RolloutRequest:
     sample_id: int
     prompt_id: int
     seed: int
-    """Of the sample's own CPU generator: initial latents first, then one tensor per re-noised step, in order."""
+    """Seed of the sample's own CPU generator: initial latents first, then one tensor per re-noised step, in order."""
     stop_step: int
     """k in [0, N-1]: k+1 forwards, of which the last is the one that is trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Of an engine that has none of its own."""
+    """Options of an engine that has none of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +40,26 @@ class EngineType:
     """The declaration of an engine: what the command line may know of it without torch."""
 
     build: str
-    """Dotted name of ``build(args, *, compute, prompts, texts, servers) -> RolloutEngine``: ``prompts`` are the encoded
-    prompts, ``texts`` what they say, both by prompt id; ``servers`` are the addresses that ``serve`` gave."""
+    """Dotted name of a ``BuildEngine``."""
     rollouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Rollout strategies of a plan that it plays -> the arguments under which it does: ``{"solver": "euler"}``."""
     capabilities: frozenset[str] = frozenset()
-    """What of a plan's ``required_capabilities`` it brings; loss type and model family bring theirs."""
+    """Those of a plan's ``required_capabilities`` that it brings; loss type and model family bring theirs."""
     options: type = NoOptions
     """A frozen dataclass of the knobs that only this engine has; they become flags, read as ``args.engine_options``."""
-    check: Callable[[Any], None] = lambda args: None
+    check: Callable[[Args], None] = lambda args: None
     """Cross-field rules of its own options; raises ConfigError."""
     serve: str | None = None
-    """Dotted name of ``serve(args, *, device, number, host) -> Server``, for an engine that speaks to servers."""
-    num_servers: Callable[[Any], int] = lambda args: 0
-    """How many of them the run starts."""
-    beyond_node: Callable[[Any], bool] = lambda args: False
-    """Whether they listen where other nodes reach them. Else ``host`` is loopback, and all are on the rollout worker's
+    """Dotted name of a ``StartServer``, for an engine that speaks to servers."""
+    num_servers: Callable[[Args], int] = lambda args: 0
+    """Number of servers that the run starts."""
+    beyond_node: Callable[[Args], bool] = lambda args: False
+    """True if they listen where other nodes reach them. Else ``host`` is loopback, and all are on the rollout worker's
     node."""
     knock: str | None = None
     """Dotted name of ``knock(args)``, called before anything loads: is there what the engine needs outside of the run?
     Raises ConfigError."""
-    tidy: Callable[[Any], None] = lambda args: None
+    tidy: Callable[[Args], None] = lambda args: None
     """Removes what engines that have ended left on disk; called when a run has."""
 
     def __post_init__(self) -> None:
@@ -77,10 +79,16 @@ class Server(Protocol):
     def close(self) -> None: ...
 
 
+class StartServer(Protocol):
+    """Start server ``number`` of the run, which listens at ``host``."""
+
+    def __call__(self, args: Args, *, device: str, number: int, host: str) -> Server: ...
+
+
 class RolloutEngine(Protocol):
     @property
     def notes(self) -> Sequence[str]:
-        """What a user should be told of it, once, when the run starts."""
+        """Lines about it for the user, shown once, when the run starts."""
         ...
 
     def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
@@ -102,7 +110,16 @@ class RolloutEngine(Protocol):
     def wake(self) -> None: ...
 
     def health(self) -> Mapping[str, str]:
-        """What can sample -> empty, or what is wrong with it."""
+        """Server, or other source of samples -> its fault, or ""."""
         ...
 
     def close(self) -> None: ...
+
+
+class BuildEngine(Protocol):
+    """``prompts`` are the encoded prompts, ``texts`` what they say, both by prompt id; ``servers`` are the addresses of
+    those that the run has started for the engine."""
+
+    def __call__(
+        self, args: Args, *, compute: Compute, prompts: PromptTable, texts: Sequence[str], servers: Sequence[str]
+    ) -> RolloutEngine: ...

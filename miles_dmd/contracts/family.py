@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from miles_dmd.config.args import Args
+
     Cond = Mapping[str, Tensor]
     """Keyword arguments of the network that stand for the prompt, each with a leading sample axis."""
     Encode = Callable[[Sequence[str]], Cond]
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What one text encoder does not read."""
+    """Texts that one text encoder does not read to their end."""
 
     encoder: str
     limit: int
@@ -34,7 +36,7 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """The declaration: everything that the command line needs, read from a checkpoint's JSON files alone."""
+    """The declaration: everything that the command line needs, read from a pipeline directory's JSON files alone."""
 
     name: str
     pipeline: str
@@ -52,7 +54,7 @@ class ModelFamily:
     """component -> tensors and their shapes by which the weights of a pipeline directory are known to be its own; the
     distilled network is known by all of its ``parameters``."""
     shared: Callable[[Path], Mapping[str, Any]]
-    """What every network of a run must have alike with the others: latents and text. By name, for messages."""
+    """Properties of latents and text, by name, which all networks of a run must have alike."""
     scheduler_shift: Callable[[Path], float]
     """Timestep shift that a pipeline directory itself samples with."""
     parameters: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]]
@@ -76,61 +78,67 @@ class ModelFamily:
     saved_buffers: tuple[str, ...] = ()
     """Names of those buffers that weight files hold beside the parameters."""
     capabilities: frozenset[str] = frozenset()
-    """What of a plan's ``required_capabilities`` it brings, such as ``autoregressive``."""
+    """Those of a plan's ``required_capabilities`` that it brings, such as ``autoregressive``."""
     can_guide: bool = True
-    """Whether there is an unconditional branch; False for guidance-distilled models."""
+    """True if there is an unconditional branch; guidance-distilled models have none."""
 
     def count_parameters(self, config: Mapping[str, Any]) -> int:
         """Exact number of the network's parameters, from its config.json."""
         return sum(map(math.prod, self.parameters(config).values()))
 
-    def resolution(self, args: Any) -> tuple[int, int]:
-        """(height, width) of a run's images: as asked, or what its checkpoint was made for."""
-        height, width = self.default_pixels(Path(args.hf_checkpoint))
+    def resolution(self, args: Args) -> tuple[int, int]:
+        """(height, width) of a run's images: as asked, or what its pipeline directory was made for."""
+        height, width = self.default_pixels(Path(args.hf_checkpoint or ""))
         return args.height or height, args.width or width
 
-    def text_length(self, args: Any) -> int:
+    def text_length(self, args: Args) -> int:
         """Text tokens of a run's prompts: as asked, or what the teacher's pipeline uses, by which they are encoded."""
-        return args.max_sequence_length or self.default_max_sequence_length(Path(args.teacher_path))
+        return args.max_sequence_length or self.default_max_sequence_length(Path(args.teacher_path or ""))
 
     def code(self) -> FamilyCode:
         return cast("FamilyCode", importlib.import_module(self.torch_module))
 
 
 class FamilyCode(Protocol):
-    """The part that knows torch and diffusers: functions of a module. None of it is about losses, roles or Ray."""
+    """The part that knows torch and diffusers: functions of a module. None of it is about losses, roles or Ray.
 
-    def build_network(self, checkpoint: Path) -> nn.Module:
-        """The network of ``checkpoint``'s config.json; call it under ``init_empty_weights``."""
+    ``directory`` is a pipeline directory. The module has mypy compare itself with this protocol, as sd3's does.
+    """
+
+    def build_network(self, directory: Path) -> nn.Module:
+        """The network of ``directory``'s config.json; call it under ``init_empty_weights``."""
         ...
 
     def velocity(self, network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
         """One call of the network: x [B, C, H, W], sigma [B] in [0, 1] -> velocity [B, C, H, W]."""
         ...
 
-    def latent_shape(self, checkpoint: Path, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, directory: Path, height: int, width: int) -> tuple[int, ...]:
         """Shape of one sample's latents."""
         ...
 
     def open_encoder(
-        self, checkpoint: Path, *, max_sequence_length: int, dtype: torch.dtype, device: torch.device
+        self, directory: Path, *, max_sequence_length: int, dtype: torch.dtype, device: torch.device
     ) -> Encode:
-        """Loads the text encoders; the result encodes a few texts as the pipeline itself does, into the declaration's
+        """Load the text encoders; the result encodes a few texts as the pipeline itself does, into the declaration's
         ``condition_shapes``, in ``dtype``."""
         ...
 
-    def truncations(self, checkpoint: Path, texts: Sequence[str], max_sequence_length: int) -> Sequence[Truncation]:
-        """How many of ``texts`` each encoder cuts; opens tokenizers alone."""
+    def truncations(self, directory: Path, texts: Sequence[str], max_sequence_length: int) -> Sequence[Truncation]:
+        """Count the ``texts`` that each encoder cuts; opens tokenizers alone."""
         ...
 
-    def open_decoder(self, checkpoint: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
+    def open_decoder(self, directory: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
         """latents [B, C, H, W] fp32 -> images [B, H, W, 3] uint8."""
         ...
 
-    def sampling_sigmas(self, checkpoint: Path, num_steps: int, shape: Sequence[int]) -> list[float]:
+    def sampling_sigmas(self, directory: Path, num_steps: int, shape: Sequence[int]) -> list[float]:
         """Noise levels that the pipeline visits in ``num_steps`` steps for latents of ``shape``, and the final 0."""
         ...
 
-    def write_scheduler(self, directory: Path, *, checkpoint: Path, shift: float, solver: str) -> str:
-        """Write the scheduler that samples with ``solver``; returns its class name for model_index.json."""
+    def write_scheduler(self, target: Path, *, directory: Path, shift: float, solver: str) -> str:
+        """Write the scheduler that samples with ``solver`` to ``target``; returns its class name for model_index.json.
+
+        ``directory`` is the pipeline from which the student started.
+        """
         ...

@@ -11,8 +11,9 @@ from miles_dmd.observe.pictures import Panel
 from miles_dmd.validators import Check, a, each, string, table
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
+    from miles_dmd.config.args import Args
     from miles_dmd.contracts.samples import DenoisingBatch
     from miles_dmd.plan import DistillationPlan
 
@@ -43,9 +44,15 @@ class Objective(Protocol):
 
 
 class Scorer(Protocol):
-    """Scores of a batch by a group, without gradient: tensors with a leading sample axis."""
+    """Scores of a batch by one group, without gradient: tensors with a leading sample axis, as ``tells`` names them."""
 
     def __call__(self, models: Mapping[str, Any], batch: DenoisingBatch, options: Any) -> Mapping[str, Tensor]: ...
+
+
+class BuildModule(Protocol):
+    """A fresh module on the CPU in fp32; ``models`` are those of its group that pipeline directories hold."""
+
+    def __call__(self, models: Mapping[str, Any], options: Any) -> nn.Module: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +64,17 @@ class LossType:
     """A frozen dataclass of the knobs that only this loss type has; they become flags."""
     roles: tuple[str, ...]
     """Trainer groups, producers before consumers. The plan's layout names the same ones."""
-    plan: Callable[[Any], DistillationPlan]
+    plan: Callable[[Args], DistillationPlan]
     """``plan(args)``: who trains when."""
     objectives: Mapping[str, str]
-    """logical role -> what it minimises. A role without an objective never trains. Roles that name the same one are
-    trained by one call of it."""
+    """logical role -> dotted name of the ``Objective`` that it minimises. A role without one never trains. Roles that
+    name the same one are trained by one call of it."""
     modules: Mapping[str, str] = field(default_factory=dict)
-    """logical role -> ``build(models, options) -> nn.Module``, on the CPU in fp32, for one that no checkpoint holds."""
+    """logical role -> dotted name of a ``BuildModule``, for a role that no pipeline directory holds."""
     capabilities: frozenset[str] = frozenset()
-    """Part of its plan's ``required_capabilities`` that its objectives bring, such as ``distribution_matching``."""
+    """Those of its plan's ``required_capabilities`` that its objectives bring, such as ``distribution_matching``."""
     scorers: Mapping[str, str] = field(default_factory=dict)
-    """group -> the function that tells later groups about a batch."""
+    """group -> dotted name of the ``Scorer`` by which it tells later groups about a batch."""
     tells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """group -> keys of what its scorer gives, no more and no less."""
     needs: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -78,15 +85,15 @@ class LossType:
     """Options that the plan or the export reads: no trainer can have one of its own."""
     readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """option -> the groups that read it, for those that not every group reads."""
-    teacher_sampling: Callable[[Any], Mapping[str, Any]] = lambda args: {}
-    """num_inference_steps and guidance_scale at which the teacher is what the student learns to be."""
+    teacher_sampling: Callable[[Args], Mapping[str, Any]] = lambda args: {}
+    """num_inference_steps and guidance_scale of the teacher's own samples, which the student learns to draw."""
     alarms: tuple[Alarm, ...] = ()
-    """Alarms on its metrics; the option ``alarm_<name>`` holds the threshold of each."""
+    """Alarms of its metrics; the option ``alarm_<name>`` holds the threshold of each."""
     panels: tuple[Panel, ...] = ()
     """Curves of its metrics."""
     headline: tuple[str, ...] = ()
     """Names of the metrics that the progress line shows; every group's loss where it names none."""
-    check: Callable[[Any], None] = lambda args: None
+    check: Callable[[Args], None] = lambda args: None
     """Cross-field rules of its own options; raises ConfigError."""
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ class SampleStatistics:
 
 
 ENOUGH = 0.99
-"""Change kept from which --export-dtype auto takes the dtype that the student's checkpoint is stored in."""
+"""Change kept from which --export-dtype auto takes the dtype that the student's pipeline directory is stored in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class ExportReport:
     stored_dtype: str
     """Dtype of the pipeline directory that the student started from."""
     stored_change_kept: float
-    """Share that the stored dtype keeps, or would."""
+    """Share that this one keeps, or would."""
 
     def due(self, asked: str) -> str:
         """The dtype that --export-dtype ``asked`` for would give this student."""
@@ -58,13 +58,11 @@ class ExportReport:
         return self.stored_dtype if asked == "stored" else asked
 
     def __str__(self) -> str:
-        """``fp32, which keeps 100 % of what was learned; bf16, as its checkpoint is stored, would keep 31.2 %``."""
+        """``fp32, which keeps 100 % of what was learned; bf16, as its pipeline is stored, would keep 31.2 %``."""
         said = f"{self.dtype}, which keeps {percent(self.change_kept)} of what was learned"
         if self.dtype == self.stored_dtype:
             return said
-        return (
-            f"{said}; {self.stored_dtype}, as its checkpoint is stored, would keep {percent(self.stored_change_kept)}"
-        )
+        return f"{said}; {self.stored_dtype}, as its pipeline is stored, would keep {percent(self.stored_change_kept)}"
 
 
 def percent(share: float) -> str:

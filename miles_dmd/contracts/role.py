@@ -11,5 +11,5 @@ class Role:
     """A value, not a subclass: the trainer is the same for every role. Which of the models a run really holds, and
     which one trains, is the plan's to say."""
 
-    checkpoints: Mapping[str, str]
-    """logical role -> name of the argument that says where its weights start from."""
+    pipelines: Mapping[str, str]
+    """logical role -> name of the argument that holds the pipeline directory of its weights."""

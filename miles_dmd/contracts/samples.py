@@ -14,7 +14,7 @@ Cond = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoisingBatch:
-    """State at which a few-step rollout of B samples stopped: enough to take its last step again, with gradient."""
+    """Stop steps of few-step rollouts, for B samples: enough to take its last step again, with gradient."""
 
     ids: tuple[int, ...]
     """Sample ids, unique in a run."""
@@ -28,7 +28,7 @@ class DenoisingBatch:
     clean: Tensor
     """[B, C, H, W] fp32, what the stop step made of it, without gradient."""
     policy_version: int
-    """Number of updates of the student that sampled it."""
+    """Version of the student that sampled it: 0 before its first update."""
     run_seed: int
     """With a sample's id, the root of all randomness that is about this sample."""
     cond: Cond | None = None

@@ -53,10 +53,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Order:
-    """What a table is made of; its name is a hash of all this."""
+    """Ingredients of a table, whose name is a hash of them all."""
 
     family: ModelFamily
-    checkpoint: Path
+    directory: Path
     texts: tuple[str, ...]
     """The prompts, and the negative one last."""
     max_sequence_length: int
@@ -68,7 +68,7 @@ class Order:
         key = {
             "format": FORMAT,
             "family": self.family.name,
-            "encoders": fingerprint(self.checkpoint, text_components(self.family.components), digests(self.cache_dir)),
+            "encoders": fingerprint(self.directory, text_components(self.family.components), digests(self.cache_dir)),
             "texts": self.texts[:-1],
             "negative_prompt": self.texts[-1],
             "max_sequence_length": self.max_sequence_length,
@@ -84,9 +84,9 @@ class Order:
 
     def layout(self) -> tuple[bytes, Layout]:
         """The file's head and its layout, before anything is encoded; only tokenizers are opened."""
-        shapes = self.family.condition_shapes(self.checkpoint, self.max_sequence_length)
-        with opening("its tokenizers", self.checkpoint):
-            cut = self.family.code().truncations(self.checkpoint, self.texts, self.max_sequence_length)
+        shapes = self.family.condition_shapes(self.directory, self.max_sequence_length)
+        with opening("its tokenizers", self.directory):
+            cut = self.family.code().truncations(self.directory, self.texts, self.max_sequence_length)
         return new_layout(shapes, self.dtype, len(self.texts), {"truncations": [asdict(one) for one in cut]})
 
 
@@ -118,9 +118,9 @@ def ensure_table(args: Any, texts: Sequence[str], device: torch.device) -> Path:
 
 
 def _encoder_bytes(order: Order) -> int:
-    """Of the weight files that the table's name is a hash of, among others."""
+    """Size of the weight files that the table's name is a hash of, among others."""
     encoders = (name for name in order.family.components if name.startswith("text_encoder"))
-    return sum(path.stat().st_size for name in encoders for path in weight_files(order.checkpoint / name))
+    return sum(path.stat().st_size for name in encoders for path in weight_files(order.directory / name))
 
 
 def truncated(cut: Sequence[Truncation], num_texts: int) -> str:
@@ -148,7 +148,7 @@ def _kept(path: Path) -> PromptTable | None:
 
 
 def _encode(order: Order, device: torch.device) -> None:
-    """Leaves the table at ``order.path``. Raises ConfigError for a disk that has no room, or that fails."""
+    """Leave the table at ``order.path``. Raises ConfigError for a disk that has no room, or that fails."""
     head, layout = order.layout()
     try:
         order.path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def _locked(file: int) -> bool:
 
 
 def _is_still(path: Path, file: int) -> bool:
-    """Whether nobody has renamed it since it was opened."""
+    """True if nobody has renamed it since it was opened."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file))
     except FileNotFoundError:
@@ -225,7 +225,7 @@ def _fill(order: Order, head: bytes, layout: Layout, file: int, device: torch.de
 
 
 def _resumed(order: Order, head: bytes, layout: Layout, file: int, journal: int) -> int:
-    """How many chunks an earlier run has left whole; the journal ends there. Anything else is begun anew."""
+    """Number of chunks that an earlier run has left whole; the journal is cut there. Anything else is begun anew."""
     done = 0
     if os.fstat(file).st_size == layout.size and os.pread(file, len(head), 0) == head:
         records = os.pread(journal, len(order.chunks) * _RECORD, 0)
@@ -261,9 +261,9 @@ def _encode_chunks(order: Order, layout: Layout, file: int, journal: int, done: 
     total, start = len(order.texts), min(done * TEXTS_A_CHUNK, len(order.texts))
     before = f", {start:,} of them encoded already" if start else ""
     logger.info("encoding %s prompts, %s on disk%s", f"{total:,}", byte_size(layout.size), before)
-    with opening("its text encoders", order.checkpoint):
+    with opening("its text encoders", order.directory):
         encode = order.family.code().open_encoder(
-            order.checkpoint, max_sequence_length=order.max_sequence_length, dtype=order.dtype, device=device
+            order.directory, max_sequence_length=order.max_sequence_length, dtype=order.dtype, device=device
         )
     count = Count("encoding prompts", total, done=start)
     for number, rows in enumerate(order.chunks):
@@ -276,7 +276,7 @@ def _encode_chunks(order: Order, layout: Layout, file: int, journal: int, done: 
 
 def _encode_chunk(order: Order, layout: Layout, file: int, rows: range, encode: Encode) -> int:
     """The rows' checksum, once they are on the disk. A function of its own, so that no two chunks are in memory."""
-    with opening("its text encoders", order.checkpoint):
+    with opening("its text encoders", order.directory):
         encoded = encode(order.texts[rows.start : rows.stop])
     declared = {name: ((len(rows), *column.shape), column.dtype) for name, column in layout.columns.items()}
     found = {name: (tuple(value.shape), value.dtype) for name, value in encoded.items()}

@@ -16,10 +16,10 @@ from miles_dmd.pipelines.weights import weight_entry
 
 
 @contextlib.contextmanager
-def opening(what: str, checkpoint: Path) -> Iterator[None]:
-    """Libraries read more of a checkpoint than the door does; what they raise about it becomes one line, a ConfigError.
+def opening(what: str, directory: Path) -> Iterator[None]:
+    """Turn what libraries raise about a pipeline directory into one line, a ConfigError: they read more than the door.
 
-    Memory that does not suffice, or a device that fails, is no fault of the checkpoint's, and goes on as it is.
+    Memory that does not suffice, or a device that fails, is no fault of the directory's, and goes on as it is.
     """
     try:
         yield
@@ -27,29 +27,29 @@ def opening(what: str, checkpoint: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{checkpoint}: {what} cannot be opened ({type(error).__name__}: {error}); download the checkpoint again, "
+            f"{directory}: {what} cannot be opened ({type(error).__name__}: {error}); download the pipeline again, "
             "or name another"
         ) from error
 
 
-def empty_network(family: ModelFamily, checkpoint: Path) -> nn.Module:
+def empty_network(family: ModelFamily, directory: Path) -> nn.Module:
     """The network of a pipeline directory with parameters on the meta device; buffers are real."""
-    with opening(f"its {family.network_component}", checkpoint), init_empty_weights(include_buffers=False):
-        network = family.code().build_network(checkpoint)
+    with opening(f"its {family.network_component}", directory), init_empty_weights(include_buffers=False):
+        network = family.code().build_network(directory)
     # no network here has dropout or batch statistics to train, and a family that has must not train them by accident
     return network.eval()
 
 
-def load_network(family: ModelFamily, checkpoint: Path, *, dtype: torch.dtype = torch.float32) -> nn.Module:
+def load_network(family: ModelFamily, directory: Path, *, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The network with its weights, on the CPU in ``dtype``."""
-    network = empty_network(family, checkpoint)
-    weights = weight_entry(checkpoint / family.network_component)
+    network = empty_network(family, directory)
+    weights = weight_entry(directory / family.network_component)
     # without a device map, accelerate leaves parameters in the dtype of the file
-    with opening(f"the weights of its {family.network_component}", checkpoint):
+    with opening(f"the weights of its {family.network_component}", directory):
         load_checkpoint_in_model(network, str(weights), device_map={"": "cpu"}, dtype=dtype)
     missing = [name for name, value in network.named_parameters() if value.is_meta]
     if missing:
         raise ConfigError(
-            f"{checkpoint / family.network_component} lacks weights for {missing[:4]} ({len(missing)} in all)"
+            f"{directory / family.network_component} lacks weights for {missing[:4]} ({len(missing)} in all)"
         )
     return network

@@ -12,7 +12,7 @@ from miles_dmd.contracts.reports import SampleStatistics
 EXTENT = 0.999
 """Share of a sample's values that lie within its ``extent``."""
 HEADROOM = 1.2
-"""What lies beyond this many times the reference's extent is beyond the data's range."""
+"""Range of the data, as a multiple of the reference's extent."""
 
 
 def statistics(samples: Tensor, groups: Sequence[int], limit: float | None = None) -> SampleStatistics:

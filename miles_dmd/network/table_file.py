@@ -44,7 +44,7 @@ class Layout:
     columns: Mapping[str, Column]
     num_rows: int
     about: Mapping[str, Any]
-    """What whoever wrote the file says of its rows."""
+    """Metadata of the rows, from whoever wrote the file."""
 
     @property
     def size(self) -> int:

@@ -30,14 +30,14 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(before[1])
 
 
-def truncations(checkpoint: Path, texts: Sequence[str], limits: Mapping[str, int]) -> list[Truncation]:
+def truncations(directory: Path, texts: Sequence[str], limits: Mapping[str, int]) -> list[Truncation]:
     """One for each of ``limits``: the ending of the folders tokenizer and text_encoder ("", "_2") -> tokens read."""
     with quiet():
         from transformers import AutoTokenizer
 
         found = []
         for ending, limit in limits.items():
-            tokenizer = AutoTokenizer.from_pretrained(str(checkpoint / f"tokenizer{ending}"), local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(str(directory / f"tokenizer{ending}"), local_files_only=True)
             pieces = (list(texts[start : start + PIECE]) for start in range(0, len(texts), PIECE))
             lengths = [len(ids) for piece in pieces for ids in tokenizer(piece).input_ids]
             longer = sum(length > limit for length in lengths)

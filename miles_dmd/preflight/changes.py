@@ -125,7 +125,7 @@ def _flat(args: Args) -> dict[str, Any]:
 def _sources(args: Args, group: str, run: ResolvedRun) -> dict[str, dict[str, str]]:
     """argument -> path and fingerprint of the weights that a group's models started from."""
     components = run.family.components
-    paths = {name: getattr(args, name) for name in dict.fromkeys(run.roles[group].checkpoints.values())}
+    paths = {name: getattr(args, name) for name in dict.fromkeys(run.roles[group].pipelines.values())}
     return {
         "teacher_checkpoint" if name == "teacher_path" else name: {
             "path": str(path), "sha256": fingerprint(Path(path), components, digests(args.cache_dir))

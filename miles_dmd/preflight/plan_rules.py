@@ -39,7 +39,7 @@ def check_models(run: ResolvedRun) -> None:
     """Raises ConfigError where trainers build other models than the plan's: they follow role and arguments."""
     plan, asked = run.plan, f"--loss-type {run.args.loss_type}: its plan"
     for (role, own), group in zip(run.trainers.items(), plan.role_layout.groups, strict=True):
-        sources = run.roles[role].checkpoints
+        sources = run.roles[role].pipelines
         built = {*sources, *run.loss_type.modules, "student_ema"}
         if absent := [role for role in plan.roles_of(group.name) if role not in built]:
             raise ConfigError(

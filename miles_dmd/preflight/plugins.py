@@ -92,7 +92,7 @@ def _require_weights(trained: Iterable[str], run: ResolvedRun) -> None:
     """Refuse a trained role of which nobody says where its weights come from."""
     for role in trained:
         group = run.plan.group_of(role)
-        if role not in run.loss_type.modules and role not in run.roles[group].checkpoints:
+        if role not in run.loss_type.modules and role not in run.roles[group].pipelines:
             raise ConfigError(
                 f"--loss-type {run.args.loss_type}: its plan trains {role}, and neither role {group!r} names weights "
                 "of it nor the loss type a module; add one to the loss type's modules"

@@ -74,7 +74,7 @@ class ResolvedRun:
         """Every pipeline directory that some trainer starts from -> the flag that named it first."""
         found: dict[Path, str] = {}
         for group, own in self.trainers.items():
-            for argument in self.roles[group].checkpoints.values():
+            for argument in self.roles[group].pipelines.values():
                 flag = self.flag(group, argument) if argument in kinds(Args) else self.flag_of_teacher
                 found.setdefault(Path(getattr(own, argument)), flag)
         return found

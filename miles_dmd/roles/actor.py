@@ -2,4 +2,4 @@
 
 from miles_dmd.contracts.role import Role
 
-role = Role(checkpoints={"student": "hf_checkpoint"})
+role = Role(pipelines={"student": "hf_checkpoint"})

@@ -8,4 +8,4 @@ with ``--critic-hf-checkpoint``, and the teacher, which would follow, with ``--t
 
 from miles_dmd.contracts.role import Role
 
-role = Role(checkpoints={"fake_score": "hf_checkpoint", "teacher_score": "teacher_path"})
+role = Role(pipelines={"fake_score": "hf_checkpoint", "teacher_score": "teacher_path"})

@@ -23,7 +23,7 @@ class Compute:
     device: torch.device
     backend: Literal["gloo", "nccl"]
     dtype: torch.dtype
-    """What networks compute in; master weights, reductions and losses are fp32 always."""
+    """Dtype of the networks' forward and backward; master weights, reductions and losses are fp32 always."""
 
 
 def choose_compute(device: str, compute_dtype: str, *, local_rank: int = 0) -> Compute:
@@ -36,7 +36,10 @@ def choose_compute(device: str, compute_dtype: str, *, local_rank: int = 0) -> C
 
 
 def prepare_process(threads: int) -> None:
-    """One thread a CPU rank unless asked: two on a busy 2-core machine measured 10 to 20 times slower."""
+    """Set torch's threads and glibc's allocator.
+
+    One thread a CPU rank unless asked: two on a busy 2-core machine measured 10 to 20 times slower.
+    """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     _keep_freed_memory()
@@ -59,7 +62,7 @@ def release_cached_memory() -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Of this process since its start: device memory on CUDA, resident memory on the CPU."""
+    """Peak memory of this process since its start: device memory on CUDA, resident memory on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     import resource

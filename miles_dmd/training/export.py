@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,13 +23,12 @@ from miles_dmd.errors import SaveError
 from miles_dmd.files import copy_tree, remove_tree, replace_directory
 from miles_dmd.pipelines.documents import read_json
 from miles_dmd.pipelines.weights import weight_files
+from miles_dmd.training.buckets import BUCKET_BYTES, pack
 from miles_dmd.training.rounding import Asked, rounded
 
 WEIGHTS_NAME = "diffusion_pytorch_model{suffix}.safetensors"
 SHARD_SIZE: int | str = "5GB"
 """Most of one weight file; larger networks are written in several, with an index."""
-BUCKET_BYTES = 256 << 20
-"""What an exported student is read by, to draw samples with it."""
 
 
 def write_student(
@@ -36,7 +36,7 @@ def write_student(
     buckets: Iterable[Mapping[str, Tensor]],
     *,
     family: ModelFamily,
-    checkpoint: Path,
+    start: Path,
     shift: float,
     distillation: Distillation,
     dtype: Asked = "auto",
@@ -44,13 +44,13 @@ def write_student(
     """Write the pipeline to ``directory``; it appears whole or not at all. Raises SaveError.
 
     ``buckets`` hold its parameters in fp32, which are rounded to ``dtype``; what is no parameter (position tables)
-    comes from ``checkpoint``, where the student started.
+    comes from ``start``, the pipeline directory from which the student started.
     """
     partial = directory.with_name(directory.name + ".partial")
     try:
         remove_tree(partial)
         partial.mkdir(parents=True)
-        report = _write_parts(partial, buckets, family, checkpoint, shift, distillation, dtype)
+        report = _write_parts(partial, buckets, family, start, shift, distillation, dtype)
         replace_directory(partial, directory)  # a run that goes on has left a student there before
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):  # what fills the disk may be a half of it
@@ -63,16 +63,16 @@ def _write_parts(
     partial: Path,
     buckets: Iterable[Mapping[str, Tensor]],
     family: ModelFamily,
-    checkpoint: Path,
+    start: Path,
     shift: float,
     distillation: Distillation,
     dtype: Asked,
 ) -> ExportReport:
-    index = dict(read_json(checkpoint / "model_index.json"))
-    _copy_components(partial, checkpoint, index, skip={family.network_component, "scheduler"})
-    report = _write_network(partial / family.network_component, checkpoint / family.network_component, buckets, dtype)
+    index = dict(read_json(start / "model_index.json"))
+    _copy_components(partial, start, index, skip={family.network_component, "scheduler"})
+    report = _write_network(partial / family.network_component, start / family.network_component, buckets, dtype)
     scheduler = family.code().write_scheduler(
-        partial / "scheduler", checkpoint=checkpoint, shift=shift, solver=distillation.solver
+        partial / "scheduler", directory=start, shift=shift, solver=distillation.solver
     )
     index["scheduler"] = ["diffusers", scheduler]
     index.pop("_name_or_path", None)
@@ -83,12 +83,12 @@ def _write_parts(
     return report
 
 
-def _copy_components(target: Path, checkpoint: Path, index: Mapping[str, Any], *, skip: set[str]) -> None:
-    """Only what model_index.json names: repositories also hold single-file checkpoints of many gigabytes."""
+def _copy_components(target: Path, source: Path, index: Mapping[str, Any], *, skip: set[str]) -> None:
+    """Copy what model_index.json names, and no more: repositories also hold single files of many gigabytes."""
     for name, entry in index.items():
         if isinstance(entry, list) and entry[0] is not None and name not in skip:
-            copy_tree(checkpoint / name, target / name)
-    for path in checkpoint.glob("LICENSE*"):
+            copy_tree(source / name, target / name)
+    for path in source.glob("LICENSE*"):
         shutil.copyfile(path, target / path.name)
 
 
@@ -110,20 +110,12 @@ def _write_network(target: Path, source: Path, buckets: Iterable[Mapping[str, Te
 def exported_buckets(component: Path, buffers: Collection[str]) -> Iterator[dict[str, Tensor]]:
     """The parameters of an exported network in fp32, a bucket in memory at a time; its file holds ``buffers`` too."""
     stored = _LazyTensors(weight_files(component))
-    bucket: dict[str, Tensor] = {}
-    for name in stored:
-        if name in buffers:
-            continue
-        bucket[name] = stored[name].float()
-        if sum(value.nbytes for value in bucket.values()) >= BUCKET_BYTES:
-            yield bucket
-            bucket = {}
-    if bucket:
-        yield bucket
+    for names in pack({name: 4 * stored.numel(name) for name in stored if name not in buffers}, BUCKET_BYTES):
+        yield {name: stored[name].float() for name in names}
 
 
 def _reason(error: Exception) -> str:
-    """In a word; safetensors says it with the operation in front."""
+    """Reason alone; safetensors says it with the operation in front."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
@@ -138,7 +130,11 @@ class _LazyTensors(Mapping[str, Tensor]):
         tensor: Tensor = self._where[name].get_tensor(name)
         return tensor
 
-    def __iter__(self) -> Any:
+    def numel(self, name: str) -> int:
+        """Its elements; nothing but the file's header is read."""
+        return math.prod(self._where[name].get_slice(name).get_shape())
+
+    def __iter__(self) -> Iterator[str]:
         return iter(self._where)
 
     def __len__(self) -> int:

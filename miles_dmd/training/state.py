@@ -28,6 +28,7 @@ from miles_dmd.checkpoint.records import FORMAT, read_trainer, restore_generator
 from miles_dmd.errors import CheckpointError, SaveError
 from miles_dmd.files import write_synced
 from miles_dmd.generators import random_state
+from miles_dmd.training.buckets import pack
 from miles_dmd.training.shard import like
 
 FILE_BYTES = 256 << 20
@@ -36,7 +37,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Average(Protocol):
-    """A moving average of trained parameters."""
+    """Moving average of trained parameters."""
 
     steps: int
 
@@ -45,13 +46,13 @@ class Average(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleState:
-    """What moves with the optimizer steps of one trained role."""
+    """State that moves with the optimizer steps of one trained role."""
 
     parameters: Mapping[str, nn.Parameter]
     """Those that train, by name."""
     optimizer: torch.optim.Optimizer
     shards: Mapping[str, Tensor] | None = None
-    """What the optimizer holds for each parameter, where that is this rank's shard instead of the parameter itself."""
+    """Tensors that the optimizer holds, by parameter, where these are this rank's shards instead of parameters."""
     scheduler: torch.optim.lr_scheduler.LRScheduler
     average: Average | None = None
 
@@ -112,7 +113,7 @@ class RoleState:
         self.optimizer.load_state_dict(state)
 
     def _set_scheduler(self, steps: int) -> None:
-        """The learning rate is a function of the steps taken; how it depends on them is for this run's arguments."""
+        """Set the learning rate from the steps taken; how it depends on them is for this run's arguments."""
         self.scheduler.last_epoch, self.scheduler._step_count = steps, steps + 1
         lambdas: list[Any] = self.scheduler.lr_lambdas  # type: ignore[attr-defined]
         rates = [base * rate(steps) for base, rate in zip(self.scheduler.base_lrs, lambdas, strict=True)]
@@ -123,7 +124,7 @@ class RoleState:
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """What moves in a trainer: its trained roles by name, none in a group that trains nothing, and random state."""
+    """State that moves in a trainer: its trained roles by name, none in a group that trains nothing; random state."""
 
     roles: Mapping[str, RoleState] = field(default_factory=dict)
 
@@ -145,7 +146,7 @@ class TrainerState:
             raise SaveError(f"{directory}: {error.strerror}") from error
 
     def load(self, directory: Path) -> None:
-        """Everything that ``save`` wrote, on any number of ranks. Raises CheckpointError."""
+        """Restore everything that ``save`` wrote, on any number of ranks. Raises CheckpointError."""
         numbers = read_trainer(directory)["roles"]
         if apart := sorted(self.roles.keys() ^ numbers.keys()):
             raise CheckpointError(f"{directory} holds other trained roles: {apart[0]} is in one of the two only")
@@ -166,7 +167,7 @@ class TrainerState:
 
 
 def write_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Every rank's shards, in files of at most FILE_BYTES, synced. Raises SaveError, on all ranks if on one."""
+    """Write every rank's shards in files of at most FILE_BYTES, synced. Raises SaveError, on all ranks if on one."""
     if not tensors:
         return
     writer = dcp.HuggingFaceStorageWriter(str(directory), _files(tensors), save_distributed=True)
@@ -188,14 +189,8 @@ def read_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """tensor -> file, counted from 1. The same on all ranks: it depends on whole tensors, not on shards."""
-    files: dict[str, int] = {}
-    file, size = 1, 0
-    for name, value in tensors.items():
-        bytes_ = value.numel() * value.element_size()
-        if size and size + bytes_ > FILE_BYTES:
-            file, size = file + 1, 0
-        files[name], size = file, size + bytes_
-    return files
+    files = pack({name: value.nbytes for name, value in tensors.items()}, FILE_BYTES)
+    return {name: number for number, names in enumerate(files, 1) for name in names}
 
 
 def _cause(error: CheckpointException) -> str:

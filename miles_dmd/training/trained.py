@@ -12,15 +12,13 @@ from diffusers.optimization import get_scheduler
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from miles_dmd.training.buckets import BUCKET_BYTES, pack
 from miles_dmd.training.ema import ShardedEma
 from miles_dmd.training.optimizer import ShardedAdamW
 from miles_dmd.training.state import RoleState
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
-
-BUCKET_BYTES = 256 << 20
-"""Most that is gathered at once when weights leave their shards."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Trained:
 
     @property
     def state(self) -> RoleState:
-        """What a checkpoint holds of this role."""
+        """State of this role that a checkpoint holds."""
         return RoleState(
             parameters=self.optimizer.parameters,
             optimizer=self.optimizer.adamw,
@@ -62,7 +60,7 @@ class Trained:
         return float(self.optimizer.adamw.param_groups[0]["lr"])
 
     def step(self) -> dict[str, float]:
-        """One optimizer step with the gradients that were collected; returns what it has to tell."""
+        """Step optimizer (with the gradients that were collected), scheduler and average; returns metrics."""
         self.optimizer.step()
         self.scheduler.step()
         return {} if self.average is None else {"ema_decay": self.average.update()}
@@ -84,15 +82,7 @@ class Trained:
     @functools.cached_property
     def buckets(self) -> list[list[str]]:
         """Names of the trained parameters, as they travel together."""
-        buckets: list[list[str]] = [[]]
-        size = 0
-        for name, value in self.optimizer.parameters.items():
-            if buckets[-1] and size + value.nbytes > BUCKET_BYTES:
-                buckets.append([])
-                size = 0
-            buckets[-1].append(name)
-            size += value.nbytes
-        return buckets
+        return pack({name: value.nbytes for name, value in self.optimizer.parameters.items()}, BUCKET_BYTES)
 
 
 def trainable(network: nn.Module) -> dict[str, nn.Parameter]:

@@ -21,10 +21,8 @@ from torch import Tensor, nn
 
 from miles_dmd import registry, seeds
 from miles_dmd.contracts.external import ExternalData
-from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.contracts.loss import LossType, Objective, Scorer
+from miles_dmd.contracts.loss import BuildModule, LossType, Objective, Scorer
 from miles_dmd.contracts.reports import TrainReport
-from miles_dmd.contracts.role import Role
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import ExternalDataError
 from miles_dmd.network.conditions import PromptTable
@@ -57,7 +55,7 @@ class Trainer:
     ) -> None:
         """``horizons``: optimizer steps of each trained role over the whole run."""
         self.args, self.group, self.loss_type, self.compute, self.prompts = args, group, loss_type, compute, prompts
-        self.family: ModelFamily = registry.load("models", args.model_family)
+        self.family = registry.load("models", args.model_family)
         self.mesh = group_mesh(compute)
         roles = plan.trainable_roles_of(group)
         self.models: dict[str, Denoiser | nn.Module] = {**self._open_networks(plan, roles)}
@@ -74,15 +72,15 @@ class Trainer:
         }
 
     def _open_networks(self, plan: DistillationPlan, trained: Sequence[str]) -> dict[str, Denoiser]:
-        role: Role = registry.load("roles", self.group)
+        role = registry.load("roles", self.group)
         return {
-            name: self._open(Path(getattr(self.args, role.checkpoints[name])), trains=name in trained)
+            name: self._open(Path(getattr(self.args, role.pipelines[name])), trains=name in trained)
             for name in plan.roles_of(self.group)
-            if name in role.checkpoints  # a moving average is a role, but no network
+            if name in role.pipelines  # a moving average is a role, but no network
         }
 
-    def _open(self, checkpoint: Path, *, trains: bool) -> Denoiser:
-        network = load_network(self.family, checkpoint)
+    def _open(self, directory: Path, *, trains: bool) -> Denoiser:
+        network = load_network(self.family, directory)
         network.requires_grad_(trains)
         if trains and self.args.gradient_checkpointing:
             network.enable_gradient_checkpointing()  # type: ignore[operator]
@@ -90,19 +88,20 @@ class Trainer:
         return Denoiser(self.family.code(), shard(network, self.family.shard_blocks, self.mesh, dtype), dtype)
 
     def _fresh_modules(self, plan: DistillationPlan) -> dict[str, nn.Module]:
-        """Modules of this group that no checkpoint holds; equal on every rank, since each has a seed of its own."""
+        """Modules that no pipeline directory holds, equal on every rank: each role has a seed of its own."""
         fresh = {}
         for role in plan.roles_of(self.group):
             if role in self.loss_type.modules:
+                build: BuildModule = registry.resolve(self.loss_type.modules[role])
                 with torch.random.fork_rng(devices=()):
                     torch.manual_seed(seeds.derive(self.args.seed, "module", role))
-                    module = registry.resolve(self.loss_type.modules[role])(self.models, self.args.loss_options)
+                    module = build(self.models, self.args.loss_options)
                 fresh[role] = shard(module, (), self.mesh, torch.float32)
         return fresh
 
     @property
     def state(self) -> TrainerState:
-        """What a checkpoint holds of this trainer. A frozen network is not in it: its files are."""
+        """State that a checkpoint holds. A frozen network is not in it: its files are."""
         return TrainerState({role: trained.state for role, trained in self.trained.items()})
 
     # -- one optimizer step ---------------------------------------------------------------------------------------
@@ -201,13 +200,13 @@ class Trainer:
         scorer: Scorer = registry.resolve(self.loss_type.scorers[self.group])
         batch = self._conditioned(batch)
         parts = [
-            ExternalData(self.group, part.ids, part.policy_version, self._told(scorer, part))
+            ExternalData(self.group, part.ids, part.policy_version, self._scores(scorer, part))
             for rows in micro_batches(len(batch), self.args.micro_batch_size)
             for part in [batch.take(rows)]
         ]
         return ExternalData.join(parts)
 
-    def _told(self, scorer: Scorer, part: DenoisingBatch) -> dict[str, Tensor]:
+    def _scores(self, scorer: Scorer, part: DenoisingBatch) -> dict[str, Tensor]:
         found, said = scorer(self.models, part, self.args.loss_options), self.loss_type.tells[self.group]
         if set(found) != set(said):
             raise ExternalDataError(

@@ -22,7 +22,9 @@ def faults(tmp_path_factory):
 @pytest.fixture(scope="session")
 def ray_cluster(faults, tmp_path_factory):
     """Four logical CPUs, whatever this machine has: ranks take turns here anyway. It wants a token, as ours do."""
-    from miles_dmd.cluster.authentication import own_authentication  # first: its package sets what Ray reads
+    from miles_dmd.cluster.supervision.authentication import (
+        own_authentication,  # first: its package sets what Ray reads
+    )
 
     import ray  # isort: skip
 

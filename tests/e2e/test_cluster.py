@@ -20,7 +20,7 @@ def test_run_joins_a_cluster_of_two_nodes_that_wants_a_token(make_args, tmp_path
     import ray
     from ray.cluster_utils import Cluster
 
-    from miles_dmd.cluster.authentication import TOKEN_FILE, own_authentication
+    from miles_dmd.cluster.supervision.authentication import TOKEN_FILE, own_authentication
     from miles_dmd.run import DistillationTrainer
 
     ray.shutdown()
@@ -109,7 +109,7 @@ def test_failure_of_one_rank_is_told_while_another_hangs(ray_cluster, outcome, e
     """For ever: a wait for that one would not end."""
     import ray
 
-    from miles_dmd.cluster.waiting import gather
+    from miles_dmd.cluster.supervision.waiting import gather
 
     actors = [ray.remote(Rank).options(num_cpus=0).remote() for _ in range(2)]
     calls = {"critic rank 0": actors[0].work.remote("hang"), "critic rank 1": actors[1].work.remote(outcome)}
@@ -122,13 +122,13 @@ def test_failure_of_one_rank_is_told_while_another_hangs(ray_cluster, outcome, e
 
 
 def test_results_come_in_the_order_of_the_calls(ranks):
-    from miles_dmd.cluster.waiting import gather
+    from miles_dmd.cluster.supervision.waiting import gather
 
     assert gather({"a": ranks[0].work.remote(1), "b": ranks[1].work.remote(2)}, "counting") == [1, 2]
 
 
 def test_late_rank_is_named(ranks):
-    from miles_dmd.cluster.waiting import gather
+    from miles_dmd.cluster.supervision.waiting import gather
 
     with pytest.raises(ClusterError, match="no answer from critic rank 0 within 0 s while scoring"):
         gather({"critic rank 0": ranks[0].work.remote("hang")}, "scoring", timeout=0.1)
@@ -139,8 +139,8 @@ def supervised(ray_cluster):
     """``supervised(timeout, died=...)``: a supervisor, and two ranks that it watches."""
     import ray
 
-    from miles_dmd.cluster.waiting import Supervisor
-    from miles_dmd.cluster.watched import Watched, actor_class
+    from miles_dmd.cluster.supervision.waiting import Supervisor
+    from miles_dmd.cluster.supervision.watched import Watched, actor_class
 
     class WatchedRank(Rank, Watched):
         pass
@@ -185,7 +185,7 @@ def test_who_says_how_far_it_is_has_its_time_anew(supervised, caplog, monkeypatc
     """Encoding thousands of prompts takes longer than any call should that says nothing."""
     from types import SimpleNamespace
 
-    from miles_dmd.cluster import waiting
+    from miles_dmd.cluster.supervision import waiting
 
     now = [0.0]
 
@@ -229,15 +229,15 @@ def test_process_that_cannot_start_is_named_with_the_limit_and_rays_own_word(ray
     """Ray tries again and again, and tells nobody who waits."""
     import ray
 
-    from miles_dmd.cluster.session import word_of_raylet
-    from miles_dmd.cluster.waiting import Supervisor
-    from miles_dmd.cluster.watched import Watched, actor_class
+    from miles_dmd.cluster.supervision.session import raylet_stderr
+    from miles_dmd.cluster.supervision.waiting import Supervisor
+    from miles_dmd.cluster.supervision.watched import Watched, actor_class
 
     actors = [
         actor_class(Watched).options(num_cpus=0, runtime_env={"py_executable": python}).remote()
         for python in (sys.executable, "/no/such/python")
     ]
-    supervisor = Supervisor(3600, start_timeout=20, word=word_of_raylet)
+    supervisor = Supervisor(3600, start_timeout=20, raylet_stderr=raylet_stderr)
     for rank, actor in enumerate(actors):
         supervisor.watch(f"critic rank {rank}", actor)
 
@@ -256,7 +256,7 @@ def test_processes_start_by_a_python_in_a_folder_that_a_shell_would_split(ray_cl
     import ray
 
     from miles_dmd.cluster.placement import own_python, place
-    from miles_dmd.cluster.watched import Watched, actor_class
+    from miles_dmd.cluster.supervision.watched import Watched, actor_class
 
     folder = tmp_path / "my (own) environment's"
     folder.symlink_to(sys.prefix)
@@ -326,8 +326,8 @@ def test_node_with_another_version_is_named(ray_cluster, teacher, monkeypatch):
 def test_actor_whose_plug_in_exits_says_so_and_lives(ray_cluster):
     import ray
 
-    from miles_dmd.cluster.waiting import Supervisor
-    from miles_dmd.cluster.watched import Watched, actor_class
+    from miles_dmd.cluster.supervision.waiting import Supervisor
+    from miles_dmd.cluster.supervision.watched import Watched, actor_class
 
     class Exiting(Watched):
         def work(self, code):

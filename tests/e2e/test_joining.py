@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 CLUSTER = """
 import os, sys
 import ray
-from miles_dmd.cluster.session import ray_session
+from miles_dmd.cluster.supervision.session import ray_session
 
 with ray_session(None, 240, sys.argv[1]):
     print(ray.get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""), flush=True)
@@ -61,7 +61,7 @@ def user(monkeypatch, tmp_path):
 
 
 def mode_of(address):
-    from miles_dmd.cluster import authentication
+    from miles_dmd.cluster.supervision import authentication
 
     return authentication.mode_of(address, 240)
 

@@ -140,7 +140,7 @@ def plan(args):
     return build_plan("opd", {{"model_path": args.hf_checkpoint}}, {{"token_matching"}})
 
 
-objectives = {{"student": "miles_dmd.losses.dmd2.objective:match_teacher"}}
+objectives = {{"student": "miles_dmd.losses.dmd2.objective:generator_loss"}}
 loss_type = LossType(options=Options, roles={roles!r}, plan=plan, objectives=objectives)
 """
 

@@ -1,5 +1,6 @@
 """Plug-ins by file name, import path or registered name; a name that stands for nothing is refused with the list."""
 
+import importlib
 import subprocess
 import sys
 
@@ -38,7 +39,21 @@ def wing(tmp_path, monkeypatch):
 
 def test_dashes_stand_for_underscores(wing):
     assert wing.get("qwen-image") is wing.get("qwen_image")
-    assert wing.get("qwen-image").checkpoints == {"student": "wing_of_tests.qwen_image"}
+    assert wing.get("qwen-image").pipelines == {"student": "wing_of_tests.qwen_image"}
+
+
+def test_a_plug_in_is_loaded_once_and_a_refusal_is_not_remembered(wing, tmp_path):
+    first = wing.get("a")
+    late = tmp_path / "wing_of_tests" / "late.py"
+    with pytest.raises(NotFound):
+        wing.get("wing_of_tests.late")
+    late.write_text("from miles_dmd.contracts.role import Role\nthing = Role({})\n")
+    importlib.invalidate_caches()
+    del sys.modules["wing_of_tests.a"]
+
+    assert wing.get("a") is first
+    assert "wing_of_tests.a" not in sys.modules
+    assert wing.get("wing_of_tests.late") == Role({})
 
 
 def test_a_private_module_is_no_plug_in(wing):

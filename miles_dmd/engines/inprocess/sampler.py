@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -124,3 +124,9 @@ def build(
         run_seed=args.seed,
         device=compute.device,
     )
+
+
+if TYPE_CHECKING:  # mypy compares what the engine type names as text
+    from miles_dmd.contracts.engine import BuildEngine
+
+    _build: BuildEngine = build

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import httpx
 
@@ -198,3 +198,9 @@ def free_ports(host: str) -> Ports:
                 free(http + 1)
                 return Ports(http, free(), free())
     raise EngineError(f"{host}: no two free ports beside each other were found in {ATTEMPTS} attempts")
+
+
+if TYPE_CHECKING:  # mypy compares what the engine type names as text
+    from miles_dmd.contracts.engine import StartServer
+
+    _serve: StartServer = serve

@@ -8,7 +8,7 @@ Yin et al. 2024, "Improved Distribution Matching Distillation for Fast Image Syn
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from miles_dmd import registry
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
@@ -18,6 +18,9 @@ from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2.observed import ALARMS, HEADLINE, PANELS
 from miles_dmd.plan import DistillationPlan, build_plan
 from miles_dmd.shown import shown
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
 
 CAPABILITIES = frozenset({"distribution_matching"})
 
@@ -52,7 +55,7 @@ class Options:
     """Alarm when engine and actor differ by this share of the samples' standard deviation; 0: never."""
 
 
-def plan(args: Any) -> DistillationPlan:
+def plan(args: Args) -> DistillationPlan:
     options: Options = args.loss_options
     (actor,) = (trainer for trainer in compute_trainer_configs(args) if trainer.role == "actor")
     config = {
@@ -67,7 +70,7 @@ def plan(args: Any) -> DistillationPlan:
     return build_plan("dmd2", config, CAPABILITIES)
 
 
-def teacher_sampling(args: Any) -> dict[str, Any]:
+def teacher_sampling(args: Args) -> dict[str, Any]:
     options: Options = args.loss_options
     return {
         "num_inference_steps": options.teacher_num_inference_steps,
@@ -75,7 +78,7 @@ def teacher_sampling(args: Any) -> dict[str, Any]:
     }
 
 
-def check(args: Any) -> None:
+def check(args: Args) -> None:
     options: Options = args.loss_options
     if options.teacher_guidance < 1:
         raise ConfigError(
@@ -105,8 +108,8 @@ loss_type = LossType(
     roles=("critic", "actor"),
     plan=plan,
     objectives={
-        "student": "miles_dmd.losses.dmd2.objective:match_teacher",
-        "fake_score": "miles_dmd.losses.dmd2.objective:follow_student",
+        "student": "miles_dmd.losses.dmd2.objective:generator_loss",
+        "fake_score": "miles_dmd.losses.dmd2.objective:fake_score_loss",
     },
     capabilities=CAPABILITIES,
     scorers={"critic": "miles_dmd.losses.dmd2.objective:score"},

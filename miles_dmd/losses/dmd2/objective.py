@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from miles_dmd import equations
 from miles_dmd.contracts.loss import LossOutput
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.equations import (
     add_noise,
     dmd_gradient,
     dmd_surrogate_loss,
-    fake_score_loss,
     fake_score_target,
     shift_sigma,
     truncated_shifted_sigma,
@@ -24,24 +25,26 @@ from miles_dmd.losses.dmd2 import Options
 from miles_dmd.network import noise
 from miles_dmd.network.denoiser import Denoiser
 
+if TYPE_CHECKING:
+    from miles_dmd.contracts.loss import Objective, Scorer
 
-def follow_student(
+
+def fake_score_loss(
     models: Mapping[str, Denoiser],
     batch: DenoisingBatch,
     external: Mapping[str, Mapping[str, Tensor]],
     options: Options,
 ) -> LossOutput:
-    """The fake score learns the student's distribution: velocity matching on its samples, over the full noise range.
+    """Velocity matching on the student's samples, whose distribution the fake score learns, over the full noise range.
 
-    Its range contains the one in which it is asked for scores (DMD2's code does the same).
+    That range contains the one in which it is asked for scores (DMD2's code does the same).
     """
     own = noise.generators(batch, "fake_score")
     sigma = shift_sigma(noise.uniform(own), options.fake_shift).to(batch.clean.device)
     eps = noise.normal(own, batch.clean.shape[1:]).to(batch.clean.device)
     noisy = add_noise(batch.clean, eps, sigma)
-    loss = fake_score_loss(
-        models["fake_score"].velocity(noisy, sigma, _cond(batch)), fake_score_target(batch.clean, eps)
-    )
+    velocity = models["fake_score"].velocity(noisy, sigma, _cond(batch))
+    loss = equations.fake_score_loss(velocity, fake_score_target(batch.clean, eps))
     return LossOutput(loss, {"loss": loss.detach()}, _count_nonfinite(batch.clean))
 
 
@@ -71,13 +74,14 @@ def score(models: Mapping[str, Denoiser], batch: DenoisingBatch, options: Option
     }
 
 
-def match_teacher(
+def generator_loss(
     models: Mapping[str, Denoiser],
     batch: DenoisingBatch,
     external: Mapping[str, Mapping[str, Tensor]],
     options: Options,
 ) -> LossOutput:
-    """The student takes its stop step again, with gradient, and moves from the fake score towards the teacher."""
+    """Distribution matching: the student takes its stop step again, with gradient, and moves from the fake score
+    towards the teacher."""
     scores = external["critic"]
     teacher, critic = scores["teacher_clean"].to(batch.clean.device), scores["critic_clean"].to(batch.clean.device)
     generated = models["student"].clean(batch.latents, batch.sigma, _cond(batch))
@@ -110,3 +114,8 @@ def _moments(name: str, value: Tensor) -> dict[str, Tensor]:
 
 def _count_nonfinite(value: Tensor) -> Tensor:
     return (~torch.isfinite(value.detach())).sum()
+
+
+if TYPE_CHECKING:  # mypy compares what the loss type names as text
+    _objectives: tuple[Objective, ...] = (generator_loss, fake_score_loss)
+    _scorer: Scorer = score

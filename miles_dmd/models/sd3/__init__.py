@@ -40,45 +40,45 @@ def buffer_bytes(config: Mapping[str, Any]) -> int:
     return 4 * c.pos_embed_max_size**2 * c.width
 
 
-def marks(checkpoint: Path) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+def marks(directory: Path) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
     """The VAE's ends, and all layers of the encoders."""
-    encoders = {folder: clip_parameters(clip(checkpoint, folder)) for folder in CLIP_FOLDERS}
-    return {"vae": vae_parameters(vae(checkpoint)), **encoders, "text_encoder_3": t5_parameters(t5(checkpoint))}
+    encoders = {folder: clip_parameters(clip(directory, folder)) for folder in CLIP_FOLDERS}
+    return {"vae": vae_parameters(vae(directory)), **encoders, "text_encoder_3": t5_parameters(t5(directory))}
 
 
-def pixel_multiple(checkpoint: Path) -> int:
+def pixel_multiple(directory: Path) -> int:
     """Pixels along a side of one patch: the VAE's factor times the transformer's patch."""
-    return vae(checkpoint).factor * transformer(checkpoint).patch_size
+    return vae(directory).factor * transformer(directory).patch_size
 
 
-def default_pixels(checkpoint: Path) -> tuple[int, int]:
+def default_pixels(directory: Path) -> tuple[int, int]:
     """(height, width) that the pipeline itself samples."""
-    side = transformer(checkpoint).sample_size * vae(checkpoint).factor
+    side = transformer(directory).sample_size * vae(directory).factor
     return side, side
 
 
-def max_pixels(checkpoint: Path) -> int:
+def max_pixels(directory: Path) -> int:
     """Longest side that the position table reaches."""
-    return transformer(checkpoint).pos_embed_max_size * pixel_multiple(checkpoint)
+    return transformer(directory).pos_embed_max_size * pixel_multiple(directory)
 
 
-def default_max_sequence_length(checkpoint: Path) -> int:
+def default_max_sequence_length(directory: Path) -> int:
     """T5 tokens: the pipeline's own, unless the tokenizer is shorter."""
-    return min(PIPELINE_TEXT_LENGTH, tokenizer(checkpoint).model_max_length)
+    return min(PIPELINE_TEXT_LENGTH, tokenizer(directory).model_max_length)
 
 
-def condition_shapes(checkpoint: Path, max_sequence_length: int) -> Mapping[str, tuple[int, ...]]:
+def condition_shapes(directory: Path, max_sequence_length: int) -> Mapping[str, tuple[int, ...]]:
     """CLIP's tokens, padded to their full number and to T5's width, before T5's; and both CLIP encoders' summaries."""
-    network = transformer(checkpoint)
-    tokens = clip_length(checkpoint) + max_sequence_length
+    network = transformer(directory)
+    tokens = clip_length(directory) + max_sequence_length
     return {
         "encoder_hidden_states": (tokens, network.joint_attention_dim),
         "pooled_projections": (network.pooled_projection_dim,),
     }
 
 
-def scheduler_shift(checkpoint: Path) -> float:
-    return scheduler(checkpoint).shift
+def scheduler_shift(directory: Path) -> float:
+    return scheduler(directory).shift
 
 
 family = ModelFamily(

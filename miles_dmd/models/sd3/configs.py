@@ -11,7 +11,7 @@ from miles_dmd.pipelines.components import T5, Clip, Layers, Size, Tokenizer, Va
 from miles_dmd.pipelines.documents import read_config
 
 TRAIN_TIMESTEPS = 1000
-"""What sigma = 1 is called by the network's time embedding."""
+"""Timestep at sigma = 1 of the network's time embedding."""
 CLIP_FOLDERS = ("text_encoder", "text_encoder_2")
 CLASSES: Mapping[str, tuple[str, ...]] = {
     "transformer": ("SD3Transformer2DModel",),
@@ -60,52 +60,52 @@ class Scheduler:
     num_train_timesteps: Annotated[int, Range(TRAIN_TIMESTEPS, TRAIN_TIMESTEPS)] = TRAIN_TIMESTEPS
 
 
-def transformer(checkpoint: Path) -> Transformer:
-    return read_config(Transformer, checkpoint / "transformer" / "config.json")
+def transformer(directory: Path) -> Transformer:
+    return read_config(Transformer, directory / "transformer" / "config.json")
 
 
-def vae(checkpoint: Path) -> Vae:
-    return read_vae(checkpoint / "vae" / "config.json")
+def vae(directory: Path) -> Vae:
+    return read_vae(directory / "vae" / "config.json")
 
 
-def scheduler(checkpoint: Path) -> Scheduler:
-    return read_config(Scheduler, checkpoint / "scheduler" / "scheduler_config.json")
+def scheduler(directory: Path) -> Scheduler:
+    return read_config(Scheduler, directory / "scheduler" / "scheduler_config.json")
 
 
-def clip_length(checkpoint: Path) -> int:
+def clip_length(directory: Path) -> int:
     """Tokens that both CLIP encoders read, always: the pipeline pads to the length of the first one's tokenizer."""
-    return read_config(Tokenizer, checkpoint / "tokenizer" / "tokenizer_config.json").model_max_length
+    return read_config(Tokenizer, directory / "tokenizer" / "tokenizer_config.json").model_max_length
 
 
-def tokenizer(checkpoint: Path) -> Tokenizer:
+def tokenizer(directory: Path) -> Tokenizer:
     """T5's, the only one whose length is a choice."""
-    return read_config(Tokenizer, checkpoint / "tokenizer_3" / "tokenizer_config.json")
+    return read_config(Tokenizer, directory / "tokenizer_3" / "tokenizer_config.json")
 
 
-def clip(checkpoint: Path, folder: str) -> Clip:
-    return read_config(Clip, checkpoint / folder / "config.json")
+def clip(directory: Path, folder: str) -> Clip:
+    return read_config(Clip, directory / folder / "config.json")
 
 
-def t5(checkpoint: Path) -> T5:
-    return read_config(T5, checkpoint / "text_encoder_3" / "config.json")
+def t5(directory: Path) -> T5:
+    return read_config(T5, directory / "text_encoder_3" / "config.json")
 
 
-def check(checkpoint: Path) -> None:
+def check(directory: Path) -> None:
     """Raises ConfigError for a value of another type, and for components that do not fit each other."""
-    network, decoder = transformer(checkpoint), vae(checkpoint)
-    scheduler(checkpoint)
+    network, decoder = transformer(directory), vae(directory)
+    scheduler(directory)
     for number in ("", "_2", "_3"):
-        read_config(Tokenizer, checkpoint / f"tokenizer{number}" / "tokenizer_config.json")
-    pooled = sum(clip(checkpoint, folder).projection_dim for folder in CLIP_FOLDERS)
+        read_config(Tokenizer, directory / f"tokenizer{number}" / "tokenizer_config.json")
+    pooled = sum(clip(directory, folder).projection_dim for folder in CLIP_FOLDERS)
     if decoder.shift_factor is None:
         raise ConfigError(
-            f"{checkpoint / 'vae' / 'config.json'}: has no shift_factor, and latents of this family are decoded with "
+            f"{directory / 'vae' / 'config.json'}: has no shift_factor, and latents of this family are decoded with "
             "one; name a complete pipeline"
         )
     for folder in CLIP_FOLDERS:
-        if (length := clip_length(checkpoint)) > (positions := clip(checkpoint, folder).max_position_embeddings):
+        if (length := clip_length(directory)) > (positions := clip(directory, folder).max_position_embeddings):
             raise ConfigError(
-                f"{checkpoint / 'tokenizer' / 'tokenizer_config.json'}: model_max_length {length:,} is more than the "
+                f"{directory / 'tokenizer' / 'tokenizer_config.json'}: model_max_length {length:,} is more than the "
                 f"max_position_embeddings of {folder}, {positions}; download both again from one place"
             )
     for name, here, other, there in (
@@ -113,18 +113,18 @@ def check(checkpoint: Path) -> None:
         ("out_channels", network.out_channels, "in_channels", network.in_channels),
         ("caption_projection_dim", network.caption_projection_dim, "heads times attention_head_dim", network.width),
         ("pooled_projection_dim", network.pooled_projection_dim, "projection_dim of both CLIP encoders", pooled),
-        ("joint_attention_dim", network.joint_attention_dim, "d_model of text_encoder_3", t5(checkpoint).d_model),
+        ("joint_attention_dim", network.joint_attention_dim, "d_model of text_encoder_3", t5(directory).d_model),
     ):
         if here is not None and here != there:
             raise ConfigError(
-                f"{checkpoint / 'transformer' / 'config.json'}: {name} {here} does not fit {other}, {there}; name a "
+                f"{directory / 'transformer' / 'config.json'}: {name} {here} does not fit {other}, {there}; name a "
                 "directory whose components belong together"
             )
 
 
-def shared(checkpoint: Path) -> Mapping[str, Any]:
+def shared(directory: Path) -> Mapping[str, Any]:
     """Latents and text, which go from network to network."""
-    network, decoder = transformer(checkpoint), vae(checkpoint)
+    network, decoder = transformer(directory), vae(directory)
     return {
         "latent channels": network.in_channels,
         "pixels to a latent": decoder.factor,

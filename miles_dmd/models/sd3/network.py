@@ -14,16 +14,17 @@ from miles_dmd.models.sd3.configs import TRAIN_TIMESTEPS, clip_length, transform
 from miles_dmd.network import tokenizers
 
 if TYPE_CHECKING:
-    from miles_dmd.contracts.family import Encode, Truncation
+    from miles_dmd.contracts.family import Encode, FamilyCode, Truncation
+    from miles_dmd.models.sd3 import network
 
 DECODED_AT_ONCE = 4
 """Images: at 512 pixels the VAE's widest activation is 256 MiB for each of them."""
 
 
-def build_network(checkpoint: Path) -> nn.Module:
+def build_network(directory: Path) -> nn.Module:
     from diffusers import SD3Transformer2DModel
 
-    config = SD3Transformer2DModel.load_config(str(checkpoint), subfolder="transformer")
+    config = SD3Transformer2DModel.load_config(str(directory), subfolder="transformer")
     return SD3Transformer2DModel.from_config(config)
 
 
@@ -33,18 +34,18 @@ def velocity(network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor
     return network(hidden_states=x, timestep=timestep, return_dict=False, **cond)[0]
 
 
-def latent_shape(checkpoint: Path, height: int, width: int) -> tuple[int, ...]:
-    factor = vae(checkpoint).factor
-    return transformer(checkpoint).in_channels, height // factor, width // factor
+def latent_shape(directory: Path, height: int, width: int) -> tuple[int, ...]:
+    factor = vae(directory).factor
+    return transformer(directory).in_channels, height // factor, width // factor
 
 
-def open_encoder(checkpoint: Path, *, max_sequence_length: int, dtype: torch.dtype, device: torch.device) -> Encode:
+def open_encoder(directory: Path, *, max_sequence_length: int, dtype: torch.dtype, device: torch.device) -> Encode:
     """encoder_hidden_states [P, L, D] and pooled_projections [P, D'], by the stock pipeline's own code."""
     with tokenizers.quiet():
         from diffusers import StableDiffusion3Pipeline
 
         pipeline = StableDiffusion3Pipeline.from_pretrained(
-            str(checkpoint), transformer=None, vae=None, dtype=dtype, local_files_only=True, use_safetensors=True
+            str(directory), transformer=None, vae=None, dtype=dtype, local_files_only=True, use_safetensors=True
         ).to(device)
 
     @torch.no_grad()
@@ -58,17 +59,17 @@ def open_encoder(checkpoint: Path, *, max_sequence_length: int, dtype: torch.dty
     return encode
 
 
-def truncations(checkpoint: Path, texts: Sequence[str], max_sequence_length: int) -> list[Truncation]:
-    clip = clip_length(checkpoint)
-    return tokenizers.truncations(checkpoint, texts, {"": clip, "_2": clip, "_3": max_sequence_length})
+def truncations(directory: Path, texts: Sequence[str], max_sequence_length: int) -> list[Truncation]:
+    clip = clip_length(directory)
+    return tokenizers.truncations(directory, texts, {"": clip, "_2": clip, "_3": max_sequence_length})
 
 
-def open_decoder(checkpoint: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
+def open_decoder(directory: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
     from diffusers import AutoencoderKL
 
     # safetensors only: from_pretrained would fall back to a pickle, and reading one runs what it says
     autoencoder = AutoencoderKL.from_pretrained(
-        str(checkpoint), subfolder="vae", local_files_only=True, use_safetensors=True
+        str(directory), subfolder="vae", local_files_only=True, use_safetensors=True
     ).eval()
 
     @torch.no_grad()
@@ -85,15 +86,15 @@ def _decoded(vae: Any, latents: Tensor) -> Tensor:
     return vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor).sample.float()
 
 
-def sampling_sigmas(checkpoint: Path, num_steps: int, shape: Sequence[int]) -> list[float]:
+def sampling_sigmas(directory: Path, num_steps: int, shape: Sequence[int]) -> list[float]:
     from diffusers import FlowMatchEulerDiscreteScheduler
 
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(str(checkpoint), subfolder="scheduler")
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(str(directory), subfolder="scheduler")
     config, more = scheduler.config, {}
     if config.use_dynamic_shifting:
         from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 
-        patch = transformer(checkpoint).patch_size
+        patch = transformer(directory).patch_size
         tokens = (shape[1] // patch) * (shape[2] // patch)
         bounds = (config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift)
         more = {"mu": calculate_shift(tokens, *bounds)}
@@ -101,9 +102,13 @@ def sampling_sigmas(checkpoint: Path, num_steps: int, shape: Sequence[int]) -> l
     return [float(sigma) for sigma in scheduler.sigmas]
 
 
-def write_scheduler(directory: Path, *, checkpoint: Path, shift: float, solver: str) -> str:
+def write_scheduler(target: Path, *, directory: Path, shift: float, solver: str) -> str:
     from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler
 
     kind = {"renoise": FlowMatchLCMScheduler, "euler": FlowMatchEulerDiscreteScheduler}[solver]
-    kind(num_train_timesteps=TRAIN_TIMESTEPS, shift=shift).save_pretrained(str(directory))
+    kind(num_train_timesteps=TRAIN_TIMESTEPS, shift=shift).save_pretrained(str(target))
     return str(kind.__name__)
+
+
+if TYPE_CHECKING:  # mypy compares this module, which the family names as text
+    _code: FamilyCode = network

@@ -65,7 +65,7 @@ def test_its_snippet_calls_with_all_arguments(solver):
 
 
 def test_the_share_is_told_rounded_down():
-    said = "fp32, which keeps 100 % of what was learned; bf16, as its checkpoint is stored, would keep 20.3 %"
+    said = "fp32, which keeps 100 % of what was learned; bf16, as its pipeline is stored, would keep 20.3 %"
 
     assert f"| weights | {said} |" in model_card(PIPELINE, STUDENT)
     assert f"weights: {said}\n" in usage(PIPELINE, "runs/digits-1/student", STUDENT)

@@ -13,7 +13,7 @@ from torch import nn
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import Options
-from miles_dmd.losses.dmd2.objective import follow_student, match_teacher, score
+from miles_dmd.losses.dmd2.objective import fake_score_loss, generator_loss, score
 from miles_dmd.network.denoiser import Denoiser
 
 SHAPE = (1, 2, 2)
@@ -80,7 +80,7 @@ def train(student, steps, *, guidance=1.0, shift=0.0, uncond_shift=0.0, lr=0.02)
         }
         batch = rollout(models["student"], step * 256, 256, shift, uncond_shift)
         external = {"critic": score(models, batch, options)}
-        loss = match_teacher(models, batch, external, options).loss
+        loss = generator_loss(models, batch, external, options).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -118,7 +118,7 @@ def test_gradient_is_the_finite_difference_of_the_surrogate_with_its_target_held
     options = Options(teacher_guidance=1.0)
     batch = rollout(models["student"], 0, 64)
     external = {"critic": score(models, batch, options)}
-    match_teacher(models, batch, external, options).loss.backward()
+    generator_loss(models, batch, external, options).loss.backward()
     generated = models["student"].clean(batch.latents, batch.sigma, batch.cond).detach()
     scale = (generated - external["critic"]["teacher_clean"]).abs().mean(dim=(1, 2, 3), keepdim=True)
     target = generated - (external["critic"]["critic_clean"] - external["critic"]["teacher_clean"]) / scale
@@ -149,10 +149,10 @@ def test_randomness_belongs_to_the_sample():
     batch = rollout(denoiser(Affine(1.0, 0.0)), 0, 8)
 
     whole, part = score(models, batch, Options()), score(models, batch.take([5, 2]), Options())
-    losses = [follow_student(models, batch.take([row]), {}, Options()).loss.item() for row in range(8)]
+    losses = [fake_score_loss(models, batch.take([row]), {}, Options()).loss.item() for row in range(8)]
 
     torch.testing.assert_close(whole["teacher_clean"][[5, 2]], part["teacher_clean"])
-    together = follow_student(models, batch, {}, Options()).loss.item()
+    together = fake_score_loss(models, batch, {}, Options()).loss.item()
     assert together == pytest.approx(sum(losses) / 8, rel=1e-6)
 
 
@@ -160,7 +160,7 @@ def test_fake_score_loss_is_least_at_the_students_own_distribution():
     batch = rollout(denoiser(Affine(0.7, 0.4)), 0, 4096)
 
     def loss(mean, std):
-        return follow_student({"fake_score": denoiser(Gaussian(mean, std))}, batch, {}, Options()).loss.item()
+        return fake_score_loss({"fake_score": denoiser(Gaussian(mean, std))}, batch, {}, Options()).loss.item()
 
     assert loss(0.4, 0.7) < min(loss(0.8, 0.7), loss(0.0, 0.7), loss(0.4, 1.0), loss(0.4, 0.4))
 
@@ -183,7 +183,7 @@ def test_nonfinite_scores_are_counted_and_not_hidden(bad):
         "critic": {"teacher_clean": teacher, "critic_clean": torch.ones(4, *SHAPE), "score_sigma": torch.ones(4)}
     }
 
-    output = match_teacher(models, batch, external, Options())
+    output = generator_loss(models, batch, external, Options())
 
     assert output.nonfinite.item() >= 1
 
@@ -196,7 +196,7 @@ def test_metrics_are_named_for_what_they_are():
     }
     batch = rollout(models["student"], 0, 64)
 
-    metrics = match_teacher(models, batch, {"critic": score(models, batch, Options())}, Options()).metrics
+    metrics = generator_loss(models, batch, {"critic": score(models, batch, Options())}, Options()).metrics
 
     assert metrics["rollout_drift"].item() == pytest.approx(0, abs=1e-6)
     assert metrics["teacher_critic_gap"].item() > 0.1

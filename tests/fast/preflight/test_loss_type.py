@@ -16,8 +16,8 @@ from miles_dmd.errors import ConfigError
 from miles_dmd.preflight.rules import resolve
 
 MODULE = "miles_dmd.losses.dmd2.objective"
-MATCH = f"{MODULE}:match_teacher"
-BOTH = {"fake_score": f"{MODULE}:follow_student", "student": MATCH}
+MATCH = f"{MODULE}:generator_loss"
+BOTH = {"fake_score": f"{MODULE}:fake_score_loss", "student": MATCH}
 DMD2 = "from dataclasses import replace\nfrom miles_dmd.losses.dmd2 import loss_type as dmd2\n"
 
 

@@ -81,7 +81,7 @@ def write(teacher):
         stored = load_file(checkpoint / WEIGHTS)
         average = {name: value.float() * 1.01 for name, value in stored.items() if name != "pos_embed.pos_embed"}
         return export.write_student(
-            directory, [average], family=FAMILY, checkpoint=checkpoint, shift=3.0, distillation=said, dtype=dtype
+            directory, [average], family=FAMILY, start=checkpoint, shift=3.0, distillation=said, dtype=dtype
         )
 
     return written

@@ -3,7 +3,7 @@
 import dataclasses
 
 from drawing import drawn
-from miles_dmd.losses.dmd2.objective import follow_student, match_teacher
+from miles_dmd.losses.dmd2.objective import fake_score_loss, generator_loss
 
 
 def noisy(output):
@@ -12,8 +12,8 @@ def noisy(output):
 
 
 def student(models, batch, external, options):
-    return noisy(match_teacher(models, batch, external, options))
+    return noisy(generator_loss(models, batch, external, options))
 
 
 def fake_score(models, batch, external, options):
-    return noisy(follow_student(models, batch, external, options))
+    return noisy(fake_score_loss(models, batch, external, options))

@@ -5,7 +5,7 @@ import dataclasses
 import torch.distributed as dist
 
 from faulty.places import come_to, order
-from miles_dmd.losses.dmd2.objective import follow_student, match_teacher
+from miles_dmd.losses.dmd2.objective import fake_score_loss, generator_loss
 from miles_dmd.training import trained
 
 trained.BUCKET_BYTES = 200_000  # so that the weights of a small network travel in several buckets too
@@ -13,7 +13,7 @@ trained.BUCKET_BYTES = 200_000  # so that the weights of a small network travel 
 
 def student(models, batch, external, options):
     come_to("student", f"actor-{dist.get_rank()}", dist.get_rank())
-    output = match_teacher(models, batch, external, options)
+    output = generator_loss(models, batch, external, options)
     if order("nan", "student") in map(str, batch.ids):
         return dataclasses.replace(output, loss=output.loss * float("nan"))
     return output
@@ -21,4 +21,4 @@ def student(models, batch, external, options):
 
 def fake_score(models, batch, external, options):
     come_to("fake", f"critic-{dist.get_rank()}", dist.get_rank())
-    return follow_student(models, batch, external, options)
+    return fake_score_loss(models, batch, external, options)

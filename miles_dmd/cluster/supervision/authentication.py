@@ -23,12 +23,12 @@ from miles_dmd.errors import ClusterError, ConfigError
 
 AuthMode = Literal["token", "disabled"]
 TOKEN_FILE = "auth_token"
-KNOCK = Path(__file__).with_name("knock.py")
+PROBE = Path(__file__).with_name("auth_probe.py")
 
 
 @contextlib.contextmanager
 def own_authentication(mode: AuthMode, directory: Path) -> Iterator[None]:
-    """What this process starts within the block authenticates by a fresh token in ``directory``, or not at all."""
+    """Let what this process starts within the block authenticate by a fresh token in ``directory``, or not at all."""
     if mode == "disabled":
         with authenticating(mode):
             yield
@@ -51,13 +51,13 @@ def _write_token(directory: Path) -> Path:
 
 
 def mode_of(address: str, timeout: float) -> AuthMode:
-    """How the cluster at ``address`` wants this process to authenticate. Raises ConfigError where it wants a token and
-    the right one is not here, ClusterError where there is no cluster, which names no flag.
+    """Authentication mode of the cluster at ``address``. Raises ConfigError where it wants a token and the right one is
+    not here, ClusterError where there is no cluster, which names no flag.
 
     Not by trial and error in this process: Ray's core prints a warning of its own for each refusal, and ends the
     process where the mode asks for a token that is not there.
     """
-    command = [sys.executable, str(KNOCK), address, str(math.ceil(timeout) + 1)]
+    command = [sys.executable, str(PROBE), address, str(math.ceil(timeout) + 1)]
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=timeout)
         answer = json.loads(done.stdout.splitlines()[-1])
@@ -77,14 +77,14 @@ def mode_of(address: str, timeout: float) -> AuthMode:
 
 @contextlib.contextmanager
 def authenticating(mode: AuthMode) -> Iterator[None]:
-    """This process speaks to a cluster of that mode within the block, with the user's token if any."""
+    """Speak to a cluster of that mode within the block, with the user's token if any."""
     with _environment({"RAY_AUTH_MODE": mode}):
         yield
 
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """With these variables of Ray's, None for none; as it was, afterwards."""
+    """Set these variables of Ray's within the block, None for none."""
     before = {name: os.environ.get(name) for name in variables}
     _set(variables)
     try:

@@ -12,39 +12,40 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import ray._private.worker
 
-from miles_dmd.cluster.asking import LEAVING, Asker
-from miles_dmd.cluster.authentication import AuthMode, authenticating, mode_of, own_authentication
-from miles_dmd.cluster.guardian import Guardian
+from miles_dmd.cluster.supervision.authentication import AuthMode, authenticating, mode_of, own_authentication
+from miles_dmd.cluster.supervision.guardian import Guardian
+from miles_dmd.cluster.supervision.timed_calls import LEAVING, TimedCalls
 from miles_dmd.early import SIGNALS
 from miles_dmd.errors import ClusterError, ConfigError, MilesDmdError
 from miles_dmd.preflight.places import no_cluster, unheard
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 LONGEST_TEMP = 20
-"""Of a socket's path, 107 characters at most, Ray's own part takes the rest."""
+"""Characters: of a socket's path, 107 at most, Ray's own part takes the rest."""
 RAYS = "r"
 """Ray's part of the cluster's directory. Ray lets everybody write to it, whatever the umask is; so it lies in one that
 is closed to others, with its sockets and logs, and the token beside it."""
 
 
 class Session:
-    """A cluster that this process speaks to. ``died`` tells what of Ray itself is gone, or nothing: ""."""
+    """A cluster that this process speaks to, and the thread that makes its ``calls``."""
 
-    def __init__(self, address: str | None, asker: Asker) -> None:
-        self.address, self.asker = address, asker
+    def __init__(self, address: str | None, calls: TimedCalls) -> None:
+        self.address, self.calls = address, calls
         self.processes: dict[int, str] = {}
         self._gone = ""
-        asker.died = self.died
+        calls.died = self.died
 
     def died(self) -> str:
-        """What is gone stays gone: looking for it takes ten seconds where its whole machine is."""
+        """The part of Ray itself that is gone, or "". It stays gone: looking takes ten seconds where its machine is."""
         self._gone = self._gone or self._look()
         return self._gone
 
@@ -64,29 +65,28 @@ def ray_session(address: str | None, timeout: float, auth_mode: AuthMode = "toke
     already speaks to a cluster (a notebook, a test) keeps it. Raises ConfigError where a cluster wants another token,
     ClusterError where it is not up within ``timeout`` seconds.
     """
-    asker = Asker()
+    calls = TimedCalls()
     if ray.is_initialized():
-        yield Session(ray.get_runtime_context().gcs_address, asker)
+        yield Session(ray.get_runtime_context().gcs_address, calls)
     elif address is not None:
-        with _joined_cluster(address, asker, timeout) as session:
+        with _joined_cluster(address, calls, timeout) as session:
             yield session
     else:
-        with _local_cluster(asker, timeout, auth_mode) as session:
+        with _local_cluster(calls, timeout, auth_mode) as session:
             yield session
 
 
 @contextlib.contextmanager
-def _local_cluster(asker: Asker, timeout: float, auth_mode: AuthMode) -> Iterator[Session]:
+def _local_cluster(calls: TimedCalls, timeout: float, auth_mode: AuthMode) -> Iterator[Session]:
     """In a directory of its own, so that runs on one machine share nothing; both are gone at the end."""
     directory = Path(tempfile.mkdtemp(prefix="mdmd-", dir=_root()))
     guardian = Guardian(directory)
-    session = Session(None, asker)
+    session = Session(None, calls)
     try:
         _hush()
-        own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(directory / RAYS)}
-        with own_authentication(auth_mode, directory), _left(asker, guardian):
+        with own_authentication(auth_mode, directory), _left(calls, guardian):
             with _same_handlers(), guardian.marking():
-                _ask_to_start(asker, timeout, own)
+                _start(calls, timeout, directory / RAYS)
             session.processes = _servers()
             yield session
     finally:
@@ -95,37 +95,40 @@ def _local_cluster(asker: Asker, timeout: float, auth_mode: AuthMode) -> Iterato
 
 
 @contextlib.contextmanager
-def _left(asker: Asker, guardian: Guardian) -> Iterator[None]:
+def _left(calls: TimedCalls, guardian: Guardian) -> Iterator[None]:
     try:
         yield
     finally:
-        if not asker.answers:
+        if not calls.answers:
             guardian.finish()  # first: leaving a cluster takes a minute when nobody answers
         _leave()
 
 
 def _root() -> str | None:
-    """Where the directories of clusters are made; None for the system's choice, unless Ray could not use that: it
-    splits command lines at spaces, and opens no path that is not ASCII."""
+    """Parent of the clusters' directories; None for the system's choice, unless Ray could not use that: it splits
+    command lines at spaces, and opens no path that is not ASCII."""
     usual = tempfile.gettempdir()
     return None if len(usual) <= LONGEST_TEMP and usual.isascii() and len(usual.split()) == 1 else "/tmp"
 
 
-def _ask_to_start(asker: Asker, timeout: float, own: Mapping[str, Any]) -> None:
+def _start(calls: TimedCalls, timeout: float, directory: Path) -> None:
     try:
-        asker.ask("starting", timeout, lambda: _start(**own), _limit(timeout))
+        calls.run("starting", timeout, lambda: _init(directory), _limit(timeout))
     except MilesDmdError:
         raise
     except Exception as error:  # what Ray raises here is a bare Exception, of a paragraph
         raise ClusterError(f"Ray could not be started on this machine: {str(error).split('. ')[0]}") from error
 
 
-def _start(**own: Any) -> None:
-    """Who stops a job by SIGTERM sends it to all of its processes, as a terminal that closes does with SIGHUP, and the
+def _init(directory: Path) -> None:
+    """Start Ray's processes with SIGHUP and SIGTERM blocked.
+
+    Who stops a job by SIGTERM sends it to all of its processes, as a terminal that closes does with SIGHUP, and the
     driver finishes the cycle with them: so they inherit that both are blocked, as Ray itself blocks SIGINT for them.
-    They are ended by SIGKILL, then."""
+    They are ended by SIGKILL, then.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
-    ray.init(address="local", **own, **QUIET)
+    ray.init(address="local", include_dashboard=False, _temp_dir=str(directory), **QUIET)
     # a second for each of them is what Ray would wait for nothing; one that has no such method any more waits it
     with contextlib.suppress(AttributeError):
         node = ray._private.worker._global_node
@@ -138,14 +141,16 @@ def _limit(timeout: float) -> str:
 
 
 def _leave() -> None:
-    """As far as Ray can be left: it is also left when it does not answer. By an asker that minds no end
-    of Ray's servers, since leaving is what ends them."""
-    if not Asker().try_to("leaving the cluster", ray.shutdown):
+    """Leave Ray as far as it can be left, also where it does not answer.
+
+    By a thread that minds no end of Ray's servers, since leaving is what ends them.
+    """
+    if not TimedCalls().try_run("leaving the cluster", ray.shutdown):
         atexit.unregister(ray.shutdown)  # it would wait again, without a limit
 
 
 def _hush() -> None:
-    """For every process that dies Ray prints a paragraph on standard output, and no setting keeps it from that."""
+    """Log what Ray prints for every process that dies: a paragraph on standard output, which no setting turns off."""
 
     def to_log(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         logger.debug("Ray: %s", " ".join(data["lines"]))
@@ -155,7 +160,7 @@ def _hush() -> None:
 
 @contextlib.contextmanager
 def _same_handlers() -> Iterator[None]:
-    """Ray's core puts a handler of its own in the place of the program's; on SIGTERM it ends it with a stack trace."""
+    """Keep the program's signal handlers: Ray's core replaces them, and on SIGTERM ends with a stack trace."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -187,38 +192,37 @@ def _read(path: Path) -> str:
 
 
 def _lives(pid: int) -> bool:
-    """Whether it runs: a dead child that nobody has waited for is still listed, as a zombie."""
+    """Return whether it runs: a dead child that nobody has waited for is still listed, as a zombie."""
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return bool(fields) and fields[0] != "Z"
 
 
 @contextlib.contextmanager
-def _joined_cluster(address: str, asker: Asker, timeout: float) -> Iterator[Session]:
+def _joined_cluster(address: str, calls: TimedCalls, timeout: float) -> Iterator[Session]:
     if reason := unheard(address):
         raise ClusterError(no_cluster(address, reason))
     _hush()
 
-    def ask(call: Callable[[], Any], seconds: float = timeout) -> Any:
+    def join(call: Callable[[], T], seconds: float = timeout) -> T:
         try:
-            return asker.ask(f"joining the cluster at {address}", seconds, call, _limit(timeout))
+            return calls.run(f"joining the cluster at {address}", seconds, call, _limit(timeout))
         except ConfigError:
             raise
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ClusterError(no_cluster(address, str(error).splitlines()[0])) from error
 
-    mode = ask(lambda: mode_of(address, timeout), timeout + LEAVING)
+    mode = join(lambda: mode_of(address, timeout), timeout + LEAVING)
     with authenticating(mode):
         try:
             with _same_handlers():
-                ask(lambda: ray.init(address=address, **QUIET))
-            yield Session(ray.get_runtime_context().gcs_address, asker)
+                join(lambda: ray.init(address=address, **QUIET))
+            yield Session(ray.get_runtime_context().gcs_address, calls)
         finally:
             _leave()
 
 
-def word_of_raylet() -> str:
-    """The last lines that the raylet of this machine and what it tried to start have left on its standard error; ""
-    where that is nowhere to be found."""
+def raylet_stderr() -> str:
+    """Last lines of standard error of this machine's raylet, and of what it tried to start; "" where there are none."""
     node = ray._private.worker._global_node
     try:
         lines = _read(Path(node.get_logs_dir_path()) / "raylet.err").splitlines()
@@ -228,7 +232,7 @@ def word_of_raylet() -> str:
 
 
 def every(seconds: float, question: Callable[[], str]) -> Callable[[], str]:
-    """``question``, asked at most so often; in between, the last answer."""
+    """Throttle ``question`` to one call in so many seconds; in between, the last answer is returned."""
     answer, due = "", 0.0
 
     def asked() -> str:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from miles_dmd.cluster import guardian
-from miles_dmd.cluster.guardian import MARK, Guardian, members
+from miles_dmd.cluster.supervision import guardian
+from miles_dmd.cluster.supervision.guardian import MARK, Guardian, members
 
 CLUSTER = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
 """A process with a child; it prints the child's number."""
 DRIVER = """
 import subprocess, sys, time
 from pathlib import Path
-from miles_dmd.cluster.guardian import Guardian
+from miles_dmd.cluster.supervision.guardian import Guardian
 guardian = Guardian(Path(sys.argv[1]))
 with guardian.marking():
     server = subprocess.Popen(

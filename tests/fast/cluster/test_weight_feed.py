@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from miles_dmd.cluster.feed import Fed
 from miles_dmd.cluster.rollout_actor import RolloutActor
+from miles_dmd.cluster.weight_feed import WeightFeed
 from miles_dmd.errors import EngineError
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.encoding import ensure_table
@@ -23,17 +23,17 @@ def test_items_come_in_order_and_at_most_two_wait():
             may_go_on.acquire()
             used.append(item)
 
-    fed = Fed(use)
-    fed.put("in use")
-    fed.put("waits")
-    third = threading.Thread(target=fed.put, args=("third",))
+    feed = WeightFeed(use)
+    feed.put("in use")
+    feed.put("waits")
+    third = threading.Thread(target=feed.put, args=("third",))
     third.start()
     third.join(0.5)
     waits = third.is_alive()
     for _ in range(3):
         may_go_on.release()
     third.join()
-    fed.finish()
+    feed.finish()
 
     assert waits
     assert used == ["in use", "waits", "third"]
@@ -44,15 +44,15 @@ def test_failure_is_told_to_whoever_brings_the_next():
         next(items)
         raise EngineError("it does not fit")
 
-    fed = Fed(use)
+    feed = WeightFeed(use)
 
     with pytest.raises(EngineError, match="it does not fit"):
-        put_all(fed, range(4))
+        put_all(feed, range(4))
 
 
-def put_all(fed, items):
+def put_all(feed, items):
     for item in items:
-        fed.put(item)
+        feed.put(item)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ class Guardian:
 
     @contextlib.contextmanager
     def marking(self) -> Iterator[None]:
-        """What is started within the block belongs to the cluster."""
+        """Mark what is started within the block as a part of the cluster."""
         before = os.environ.get(MARK)
         os.environ[MARK] = self._directory
         try:
@@ -154,7 +154,7 @@ def end_all(directory: str, known: Processes, patience: float = 10.0) -> Process
 
 
 def _kill(pid: int, start: str) -> None:
-    """By a handle on the process: its number may belong to another one by now."""
+    """Send SIGKILL by a handle on the process: its number may belong to another one by now."""
     try:
         handles = [os.pidfd_open(pid)]
     except ProcessLookupError:
@@ -170,7 +170,7 @@ def _kill(pid: int, start: str) -> None:
 
 
 def watch(driver: int, directory: str) -> None:
-    """Until standard input ends, or ``driver`` does: remember who belongs to the cluster. Then end them, and remove
+    """Remember who belongs to the cluster until standard input ends, or ``driver`` does; then end them, and remove
     ``directory``."""
     known = Processes()
     # a copy of the driver, that somebody forked, would keep the pipe open

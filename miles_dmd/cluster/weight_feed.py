@@ -11,8 +11,8 @@ POLL = 0.1
 END = object()
 
 
-class Fed:
-    """Runs ``use`` in a thread. One item waits while another is used; a third is not taken before."""
+class WeightFeed:
+    """A thread that runs ``use``. One item waits while another is used; a third is not taken before."""
 
     def __init__(self, use: Callable[[Iterator[Any]], Any]) -> None:
         self._items: queue.Queue[Any] = queue.Queue(1)
@@ -25,7 +25,7 @@ class Fed:
         while True:
             if self._used.done():
                 self._used.result()
-                raise RuntimeError("what is fed has ended, and there was more for it")
+                raise RuntimeError("the consumer has ended before its input")
             try:
                 self._items.put(item, timeout=POLL)
             except queue.Full:
@@ -33,6 +33,6 @@ class Fed:
             return
 
     def finish(self) -> Any:
-        """There is no more: waits until all is used. Returns what ``use`` returns, or raises what it has raised."""
+        """End the input, wait until all is used, and return what ``use`` returns, or raise what it has raised."""
         self.put(END)
         return self._used.result()

@@ -1,7 +1,7 @@
 """Authentication probe of a Ray cluster, in a process of its own: the token that it wants, if it wants one.
 
-``python knock.py ADDRESS SECONDS`` prints one of {"mode": "disabled"}, {"mode": "token"}, {"refused": why the token is
-not right}, {"unreachable": why}, as JSON. It imports nothing of ours.
+``python auth_probe.py ADDRESS SECONDS`` prints one of {"mode": "disabled"}, {"mode": "token"}, {"refused": why the
+token is not right}, {"unreachable": why}, as JSON. It imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import signal
 import sys
 
 NO_TOKEN = "InvalidAuthToken"
-"""What Ray's servers say to a call with a wrong token, or without one."""
+"""Answer of Ray's servers to a call with a wrong token, or without one."""
 
 
-def knock(address: str) -> dict[str, str]:
+def probe(address: str) -> dict[str, str]:
     wanted = os.environ.pop("RAY_AUTH_MODE", "token")  # read when Ray is imported; without a token first
     import ray
     from ray._private.services import canonicalize_bootstrap_address
@@ -38,7 +38,7 @@ def knock(address: str) -> dict[str, str]:
 
 
 def with_token(address: str) -> dict[str, str]:
-    """With the one that Ray finds here."""
+    """Answer of the cluster to the token that Ray finds here."""
     import ray
 
     try:
@@ -63,7 +63,7 @@ CURE = (
 
 
 def source() -> str:
-    """Where Ray finds the token first."""
+    """The place where Ray finds the token first."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return "in RAY_AUTH_TOKEN"
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
@@ -71,7 +71,7 @@ def source() -> str:
 
 
 def refused(address: str) -> str:
-    """Why the cluster does not speak to this process; "" where it does."""
+    """Reason for which the cluster refuses this process; "" where it does not."""
     import ray
 
     try:
@@ -87,4 +87,4 @@ def first_line(error: BaseException) -> str:
 
 if __name__ == "__main__":
     signal.alarm(int(sys.argv[2]))  # ends this process, also where the one that started it is gone
-    print(json.dumps(knock(sys.argv[1])))
+    print(json.dumps(probe(sys.argv[1])))

@@ -19,85 +19,83 @@ from typing import Any
 import ray
 
 GROUP = "watch"
-
-
-Said = tuple[str, int, str]
+Record = tuple[str, int, str]
 """Logger, level and message."""
-END: Said = ("", logging.NOTSET, "")
-"""All that was said before it has been taken."""
+END: Record = ("", logging.NOTSET, "")
+"""Everything logged before it has been taken."""
 
 
-class News(logging.Handler):
+class LogRelay(logging.Handler):
     """Keeps warnings and progress until they are fetched: what an actor prints is seen by nobody."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[Record] = queue.SimpleQueue()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._said.put((record.name, record.levelno, record.getMessage()))
+        self._records.put((record.name, record.levelno, record.getMessage()))
 
-    def take(self) -> list[Said]:
-        """Waits for the first."""
-        said = [self._said.get()]
-        while not self._said.empty():
-            said.append(self._said.get())
-        return said
+    def take(self) -> list[Record]:
+        """Wait for the first record; return it, and those behind it."""
+        records = [self._records.get()]
+        while not self._records.empty():
+            records.append(self._records.get())
+        return records
 
     def end(self) -> None:
-        """Whoever waits hears what was said so far, and that it is all."""
-        self._said.put(END)
+        self._records.put(END)
 
 
 @functools.cache
-def _news() -> News:
-    """Of all of ours in this process."""
-    news = News()
-    ours = logging.getLogger("miles_dmd")
+def _log_relay() -> LogRelay:
+    """The relay of all our loggers in this process."""
+    relay, ours = LogRelay(), logging.getLogger("miles_dmd")
     ours.setLevel(logging.INFO)
-    ours.addHandler(news)
-    return news
+    ours.addHandler(relay)
+    return relay
 
 
-def _exits_told(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A plug-in that exits would end the process, and nobody would know why it died."""
+def _exit_as_error(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise where a plug-in calls sys.exit: the process would end, and nobody would know why."""
 
     @functools.wraps(method)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
         except SystemExit as error:
             raise RuntimeError(f"called sys.exit({error.code})") from error
 
-    return told
+    return wrapped
 
 
 class Watched:
+    """Base of every actor."""
+
     def __init_subclass__(cls) -> None:
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method):
-                setattr(cls, name, _exits_told(method))
+                setattr(cls, name, _exit_as_error(method))
 
     def __init__(self) -> None:
-        _news()  # before the first call, which may warn: the calls of two concurrency groups have no order
+        _log_relay()  # before the first call, which may warn: the calls of two concurrency groups have no order
 
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
-    def until_news(self) -> list[Said]:
-        """Returns when this process has something to say; who waits for it also hears of its end."""
-        return _news().take()
+    def next_log_records(self) -> list[Record]:
+        """Wait until this process logs something. Whoever waits for this call also learns of the process's end."""
+        return _log_relay().take()
 
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
-    def end_news(self) -> None:
-        """``until_news`` returns END behind what was said until now."""
-        _news().end()
+    def end_log(self) -> None:
+        """Let ``next_log_records`` return END behind what was logged until now."""
+        _log_relay().end()
 
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
     def started(self) -> None:
-        """Returns as soon as this process is there."""
+        """Return as soon as this process is there."""
 
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]
     def stacks(self) -> str:
-        """Where each of this process's Python threads is."""
+        """Stack traces of this process's Python threads."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         return "\n".join(
             f"  thread {names.get(number, number)}\n{''.join(traceback.format_stack(frame))}"

@@ -1,4 +1,4 @@
-"""Waiting for actors: the first failure is raised at once, with role and rank, while others may hang."""
+"""Waiting for calls of actors: the first failure is raised at once, with role and rank, while others may hang."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 
-from miles_dmd.cluster.watched import END
+from miles_dmd.cluster.supervision.watched import END, Record
 from miles_dmd.errors import ClusterError, MilesDmdError, Unanswered
 
 TICK = 2.0
 """Seconds between two looks at Ray itself."""
 GRACE = 2.0
 """Seconds in which a death is heard of that may have made another rank raise."""
-LAST_WORDS = 5.0
-"""Seconds after which processes that still owe what they said before something failed are no longer waited for."""
-STACKS = 20.0
-"""Seconds in which a late process tells where it is."""
+LAST_RECORDS_SECONDS = 5.0
+"""Limit of the wait for what processes have logged before something failed."""
+STACKS_SECONDS = 20.0
+"""Limit of the wait for the stack traces of late processes."""
 
 
 class Supervisor:
     """Waits for calls, and looks after every process of the run meanwhile: whoever dies ends the wait.
 
-    ``died`` tells what of Ray is gone, or "". A call that takes longer than ``timeout`` seconds is given up, and a
-    process that has not started within ``start_timeout``; ``word`` is what Ray itself says of such a process.
+    ``died`` returns the part of Ray that is gone, or "". A call that takes longer than ``timeout`` seconds is given up,
+    and a process that has not started within ``start_timeout``; ``raylet_stderr`` may say why.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Supervisor:
         died: Callable[[], str] = lambda: "",
         *,
         start_timeout: float = 120.0,
-        word: Callable[[], str] = lambda: "",
+        raylet_stderr: Callable[[], str] = lambda: "",
     ) -> None:
-        self.timeout, self.died, self.start_timeout, self.word = timeout, died, start_timeout, word
+        self.timeout, self.died, self.start_timeout, self.raylet_stderr = timeout, died, start_timeout, raylet_stderr
         self.sentinels: dict[ray.ObjectRef, str] = {}
         self._actors: dict[str, Any] = {}
 
@@ -49,14 +49,13 @@ class Supervisor:
         self._listen(who)
 
     def await_start(self) -> None:
-        """Returns when every process is there. One that Ray cannot start is tried again and again, without a word to
-        who waits for it."""
+        """Wait until every process is there: Ray retries one that it cannot start for ever, and tells nobody."""
         calls = {who: actor.started.remote() for who, actor in self._actors.items()}
         try:
             self._gather(calls, "starting", self.start_timeout)
         except NoAnswer as error:
-            word = f"; Ray says: {said}" if (said := self.word()) else ""
-            raise ClusterError(f"{error}; --placement-timeout {self.start_timeout:g} is the limit{word}") from error
+            why = f"; Ray says: {said}" if (said := self.raylet_stderr()) else ""
+            raise ClusterError(f"{error}; --placement-timeout {self.start_timeout:g} is the limit{why}") from error
 
     def _gather(
         self,
@@ -65,47 +64,48 @@ class Supervisor:
         timeout: float,
         count: Callable[[int], None] = lambda done: None,
     ) -> list[Any]:
-        look: dict[str, Any] = {"sentinels": self.sentinels, "heard": self._heard, "died": self.died, "count": count}
-        return gather(calls, doing, timeout=timeout, **look)
+        return gather(
+            calls, doing, timeout=timeout, sentinels=self.sentinels, relay=self._relay, died=self.died, count=count
+        )
 
     def gather(
         self, calls: Mapping[str, ray.ObjectRef], doing: str, count: Callable[[int], None] = lambda done: None
     ) -> list[Any]:
-        """``count`` hears how many of the calls are done."""
+        """Results of ``calls`` in order; ``count`` is called with the number of those that are done."""
         try:
             return self._gather(calls, doing, self.timeout, count)
         except NoAnswer as error:
             raise Unanswered(f"{error}; --remote-timeout {self.timeout:g} is the limit") from self._stacks(error.late)
         except MilesDmdError:
-            self._hear_the_last()
+            self._relay_last_records()
             raise
 
-    def _heard(self, ref: ray.ObjectRef) -> None:
-        """An actor had something to say; it is listened to again, unless it is dead."""
+    def _relay(self, ref: ray.ObjectRef) -> None:
+        """Log what an actor has logged, and listen to it again, unless it is dead."""
         who = self.sentinels.pop(ref)
-        said = ray.get(ref)
-        for name, level, message in said:
+        records: list[Record] = ray.get(ref)
+        for name, level, message in records:
             if name:
                 logging.getLogger(name).log(level, "%s: %s", who, message)
-        if END not in said:
+        if END not in records:
             self._listen(who)
 
     def _listen(self, who: str) -> None:
-        self.sentinels[self._actors[who].until_news.remote()] = who
+        self.sentinels[self._actors[who].next_log_records.remote()] = who
 
-    def _hear_the_last(self) -> None:
-        """What was said just before a failure may tell why."""
+    def _relay_last_records(self) -> None:
+        """Log what was logged just before a failure: it may tell why."""
         if self.died():
             return
         living = set(self.sentinels.values())
         for who in living:
-            self._actors[who].end_news.remote()
-        limit = time.monotonic() + LAST_WORDS
+            self._actors[who].end_log.remote()
+        limit = time.monotonic() + LAST_RECORDS_SECONDS
         while self.sentinels and (left := limit - time.monotonic()) > 0:
             for ref in ray.wait(list(self.sentinels), timeout=left)[0]:
                 who = self.sentinels[ref]
                 try:
-                    self._heard(ref)
+                    self._relay(ref)
                 except RayError:  # dead ones have nothing to say
                     living.discard(who)
         for who in living - set(self.sentinels.values()):
@@ -115,9 +115,9 @@ class Supervisor:
         return self.gather({who: ref}, doing)[0]
 
     def _stacks(self, late: Sequence[str]) -> ClusterError:
-        """Where those who do not answer are, for the traceback."""
+        """Stack traces of those who do not answer, for ours."""
         asked = {who: self._actors[who].stacks.remote() for who in late if who in self._actors}
-        done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=STACKS) if asked else ([], [])
+        done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=STACKS_SECONDS) if asked else ([], [])
         shown = [f"{who} is at\n{ray.get(ref, timeout=5)}" for who, ref in asked.items() if ref in done]
         return ClusterError("\n".join(shown) or "nobody tells where they are")
 
@@ -136,17 +136,17 @@ def gather(
     *,
     timeout: float | None = None,
     sentinels: Mapping[ray.ObjectRef, str] | None = None,
-    heard: Callable[[ray.ObjectRef], None] = lambda ref: None,
+    relay: Callable[[ray.ObjectRef], None] = lambda ref: None,
     died: Callable[[], str] = lambda: "",
     count: Callable[[int], None] = lambda done: None,
 ) -> list[Any]:
     """Results of ``calls`` (who -> reference) in order.
 
     A rank that raises in the middle of a collective leaves its siblings waiting in it, so whichever finishes first is
-    looked at first. ``sentinels`` (reference -> who) finish when their process dies, or says something: ``heard`` takes
-    that, and puts another one in the place of that one. Who is waited for and says something works, so ``timeout``
-    begins anew: encoding may take hours, and tells how far it is. Errors of ours pass through;
-    a dead process, Ray's own end or another error becomes a ClusterError.
+    looked at first. ``sentinels`` (reference -> who) finish when their process dies, or logs something: ``relay`` takes
+    that, and puts another one in the place of that one. Who is waited for and logs something works, so ``timeout``
+    begins anew: encoding may take hours, and logs how far it is. Errors of ours pass through; a dead process, Ray's own
+    end or another error becomes a ClusterError.
     """
     who_of, watched = {ref: who for who, ref in calls.items()}, sentinels or {}
     waiting = list(who_of)
@@ -161,7 +161,7 @@ def gather(
             if ref in watched:
                 if timeout is not None and watched[ref] in {who_of[other] for other in waiting}:
                     limit = time.monotonic() + timeout
-                heard(ref)
+                relay(ref)
         waiting = [ref for ref in waiting if ref not in done]
         count(len(calls) - len(waiting))
         if waiting and limit is not None and time.monotonic() >= limit:
@@ -171,7 +171,7 @@ def gather(
 
 
 def _get(ref: ray.ObjectRef, who: str, doing: str, timeout: float | None) -> Any:
-    """What a call that has ended returned; it may lie on another node."""
+    """Result of a call that has ended; it may lie on another node."""
     try:
         return ray.get(ref, timeout=timeout)
     except GetTimeoutError as error:
@@ -181,7 +181,7 @@ def _get(ref: ray.ObjectRef, who: str, doing: str, timeout: float | None) -> Any
 def _look(
     ref: ray.ObjectRef, who: str, doing: str, watched: Mapping[ray.ObjectRef, str], timeout: float | None
 ) -> None:
-    """Raises what ``ref`` holds if it is an error; the death of another, if that is why."""
+    """Raise what ``ref`` holds if it is an error; the death of another, if that is why."""
     try:
         _get(ref, who, doing, timeout)
     except RayActorError as error:
@@ -214,13 +214,3 @@ def _why(error: RayActorError) -> str:
 
 def _first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), "")
-
-
-def fetch(ref: ray.ObjectRef, who: str, doing: str, *, timeout: float | None = None) -> Any:
-    """The result of one call; see ``gather`` for the errors."""
-    return gather({who: ref}, doing, timeout=timeout)[0]
-
-
-def names(group: str, count: int) -> Sequence[str]:
-    """How errors call the ranks of a group."""
-    return [f"{group} rank {rank}" for rank in range(count)]

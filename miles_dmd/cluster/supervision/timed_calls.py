@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.exceptions import RayError
 
 from miles_dmd.errors import ClusterError
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LEAVING = 10.0
 """Seconds that ending actors, removing a placement and leaving a cluster may take, each."""
@@ -25,28 +26,28 @@ TICK = 0.5
 """Seconds between two looks at whether there is still somebody who could answer."""
 
 
-class Asker:
-    """One thread that makes calls, one after the other, as long as this process lives.
+class TimedCalls:
+    """A thread that makes calls, one after the other, as long as this process lives.
 
     Not one a call: Linux ends Ray's servers with the thread that started them. After a call that did not end in time,
-    or was interrupted, nothing more is asked.
+    or was interrupted, no other is made.
     """
 
     def __init__(self) -> None:
         self.stuck = ""
-        """What it was at when it was given up."""
+        """The call that was given up, or "": what was being done."""
         self.died: Callable[[], str] = lambda: ""
-        """Tells what of Ray is gone, or nothing: "". Nobody waits for what is gone: Ray's core ends this process some
-        seconds after its GCS."""
+        """The part of Ray that is gone, or "". Nobody waits for what is gone: Ray's core ends this process some seconds
+        after its GCS."""
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        threading.Thread(target=self._work, daemon=True, name="asks Ray").start()
+        threading.Thread(target=self._work, daemon=True, name="calls Ray").start()
 
-    def ask(self, doing: str, seconds: float, call: Callable[[], Any], limit: str = "") -> Any:
-        """What ``call`` returns or raises. Raises ClusterError after so many ``seconds``, which ``limit`` explains, and
-        when Ray has died."""
+    def run(self, doing: str, seconds: float, call: Callable[[], T], limit: str = "") -> T:
+        """Return what ``call`` returns, or raise what it raises. Raises ClusterError after so many ``seconds``, which
+        ``limit`` explains, and when Ray has died."""
         if self.stuck:
             raise ClusterError(f"Ray has not answered while {self.stuck}, and is not asked any more while {doing}")
-        answer: Future[Any] = Future()
+        answer: Future[T] = Future()
         self._calls.put((answer, call))
         self.stuck = doing
         until = time.monotonic() + seconds
@@ -64,12 +65,13 @@ class Asker:
 
     @property
     def answers(self) -> bool:
+        """True while Ray lives and has answered every call."""
         return not self.stuck and not self.died()
 
-    def try_to(self, doing: str, call: Callable[[], Any], seconds: float = LEAVING) -> bool:
-        """As ``ask``, for what a run does on its way out: whatever goes wrong is logged, and hides no other error."""
+    def try_run(self, doing: str, call: Callable[[], object], seconds: float = LEAVING) -> bool:
+        """As ``run``, for what a run does on its way out: whatever goes wrong is logged, and hides no other error."""
         try:
-            self.ask(doing, seconds, call)
+            self.run(doing, seconds, call)
         except (ClusterError, RayError) as error:
             logger.warning("%s", error)
             return False

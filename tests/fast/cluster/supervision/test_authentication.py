@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from miles_dmd.cluster import authentication, session
-from miles_dmd.cluster.authentication import own_authentication
+from miles_dmd.cluster.supervision import authentication, session
+from miles_dmd.cluster.supervision.authentication import own_authentication
 from miles_dmd.errors import ConfigError
 
 OF_THE_USER = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "hers", "RAY_AUTH_TOKEN_PATH": "/hers"}
