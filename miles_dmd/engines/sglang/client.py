@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import stamina
-from stamina.instrumentation import RetryDetails, set_on_retry_hooks
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
 from miles_dmd.errors import EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
 
@@ -25,6 +24,8 @@ DEAD = "restart the server"
 """Said by a server whose worker has died, for as long as it lives."""
 CONNECT = 10.0
 """Most seconds to wait for a connection."""
+BACKOFF = wait_exponential_jitter(initial=0.2, max=5.0, jitter=1.0)
+"""Jitter: a server that fails under load gets its requests back one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +91,14 @@ class Client:
     ) -> httpx.Response:
         content = None if body is None else json.dumps(body).encode()
         patience = patience or self.patience
-        if patience.deadline <= 0:
-            return self._once(method, path, content, patience.timeout)
-        # jitter: a server that fails under load gets its requests back one by one
-        for attempt in stamina.retry_context(
-            on=_passes, attempts=None, timeout=patience.deadline, wait_initial=0.2, wait_max=5.0, wait_jitter=1.0
-        ):
-            with attempt:
-                return self._once(method, path, content, patience.timeout)
-        raise AssertionError("a retry context ends with a result or an error")
+        retrying = Retrying(
+            retry=retry_if_exception(_passes),
+            stop=stop_after_delay(patience.deadline),
+            wait=BACKOFF,
+            before_sleep=_tell,
+            reraise=True,
+        )
+        return retrying(self._once, method, path, content, patience.timeout)
 
     def _once(self, method: str, path: str, content: bytes | None, timeout: float) -> httpx.Response:
         self.attempts[path] += 1
@@ -142,16 +142,14 @@ class Client:
         return content
 
 
-def _passes(error: Exception) -> bool:
+def _passes(error: BaseException) -> bool:
     return isinstance(error, EngineUnavailable) and not isinstance(error, EngineGone)
 
 
-def _tell(details: RetryDetails) -> None:
-    """Stamina's own line names neither server nor reason; an EngineUnavailable begins with both."""
-    log.warning("%s; asked again in %.1f s", details.caused_by, details.wait_for)
-
-
-set_on_retry_hooks((_tell,))
+def _tell(state: RetryCallState) -> None:
+    """An EngineUnavailable begins with server and reason."""
+    if state.outcome is not None:
+        log.warning("%s; asked again in %.1f s", state.outcome.exception(), state.upcoming_sleep)
 
 
 def nobody_listens(error: BaseException | None) -> bool:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-import stamina
 import torch
 from safetensors.torch import save_file
+from tenacity import wait_none
 
-from miles_dmd.engines.sglang import Options
+from miles_dmd.engines.sglang import Options, client
 from miles_dmd.engines.sglang.folders import OwnFolder, sweep
 from miles_dmd.errors import EngineError, EngineRefused
 
@@ -73,11 +73,9 @@ def test_server_that_comes_back_asleep_is_woken():
 
 
 @pytest.fixture
-def at_once():
-    """Repetitions do not wait, and end after ten attempts."""
-    stamina.set_testing(True, attempts=10)
-    yield
-    stamina.set_testing(False)
+def at_once(monkeypatch):
+    """Repetitions do not wait."""
+    monkeypatch.setattr(client, "BACKOFF", wait_none())
 
 
 @pytest.mark.usefixtures("at_once")
