@@ -41,6 +41,8 @@ class Options:
     """Requests under way at one server."""
     sglang_timeout: Positive = 600.0
     """Seconds to wait for one answer."""
+    sglang_first_sample_timeout: Positive = 120.0
+    """Seconds to wait for a sample of a server that is taken in: its first, in which it may compile and warm up."""
     sglang_probe_timeout: Positive = 60.0
     """Seconds to wait for a server to say how it is, to sleep or to wake; one that does not is taken out."""
     sglang_deadline: Positive = 60.0

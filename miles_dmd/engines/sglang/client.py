@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from miles_dmd.errors import EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
 
@@ -24,7 +24,7 @@ DEAD = "restart the server"
 """Said by a server whose worker has died, for as long as it lives."""
 CONNECT = 10.0
 """Most seconds to wait for a connection."""
-BACKOFF = wait_exponential_jitter(initial=0.2, max=5.0, jitter=1.0)
+BACKOFF = wait_exponential(multiplier=0.2, max=5.0) + wait_random(0.0, 1.0)
 """Jitter: a server that fails under load gets its requests back one by one."""
 
 
@@ -36,6 +36,11 @@ class Patience:
     """Seconds for one answer."""
     deadline: float
     """Seconds over which a failure that may pass is repeated; 0 asks once."""
+    flag: str = "--sglang-timeout"
+    """What sets ``timeout``, for messages; empty where nothing does."""
+
+    def __str__(self) -> str:
+        return f"{self.flag} {self.timeout:g} s".lstrip()
 
 
 class Client:
@@ -98,9 +103,9 @@ class Client:
             before_sleep=_tell,
             reraise=True,
         )
-        return retrying(self._once, method, path, content, patience.timeout)
+        return retrying(self._once, method, path, content, patience)
 
-    def _once(self, method: str, path: str, content: bytes | None, timeout: float) -> httpx.Response:
+    def _once(self, method: str, path: str, content: bytes | None, patience: Patience) -> httpx.Response:
         self.attempts[path] += 1
         try:
             answer = self._http.request(
@@ -108,10 +113,12 @@ class Client:
                 path,
                 content=content,
                 headers={"content-type": "application/json"} if content else None,
-                timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT)),
+                timeout=httpx.Timeout(patience.timeout, connect=min(patience.timeout, CONNECT)),
             )
+        except httpx.ConnectTimeout as error:
+            raise EngineUnavailable(f"{self.url}{path}: no connection within {CONNECT:g} s") from error
         except httpx.TimeoutException as error:
-            raise EngineUnavailable(f"{self.url}{path}: no answer in time ({type(error).__name__})") from error
+            raise EngineUnavailable(f"{self.url}{path}: no answer within {patience}") from error
         except httpx.TransportError as error:
             kind = EngineGone if self.managed and nobody_listens(error) else EngineUnavailable
             raise kind(f"{self.url}{path}: {type(error).__name__}: {error}") from error

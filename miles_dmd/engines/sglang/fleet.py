@@ -17,6 +17,7 @@ from miles_dmd.errors import EngineError, EngineGone, EngineMisanswer, EngineRef
 
 log = logging.getLogger(__name__)
 
+FIRST = "--sglang-first-sample-timeout"
 KNOCK = 5.0
 """Seconds for the first word of a server that was taken out: it may hang for ever, and is asked again next time."""
 SLEEP, WAKE = "/release_memory_occupation", "/resume_memory_occupation"
@@ -42,8 +43,9 @@ class Fleet:
         """``text`` is the prompt of probes. Raises EngineError that names the first server that cannot be used."""
         self.sampling, self.family, self.text, self.dtype = sampling, family, text, dtype
         self.require_encoders = require_encoders
-        self.patience = Patience(options.sglang_probe_timeout, options.sglang_deadline)
-        self.knock = Patience(min(KNOCK, self.patience.timeout), 0.0)
+        self.patience = Patience(options.sglang_probe_timeout, options.sglang_deadline, "--sglang-probe-timeout")
+        self.first = Patience(options.sglang_first_sample_timeout, options.sglang_deadline, FIRST)
+        self.knock = Patience(min(KNOCK, self.patience.timeout), 0.0, flag="")
         self.attached = bool(options.sglang_url)
         self.asleep = False
         self.pool = Pool([self._introduced(client) for client in clients])
@@ -55,16 +57,16 @@ class Fleet:
     # -- who is there -----------------------------------------------------------------------------------------------
 
     def _introduced(self, client: Client) -> Member:
-        capabilities = self._usable(client, client.patience)  # its first sample may take as long as any
-        law = other_law(client, self.sampling, capabilities, self.text, self.dtype)
+        capabilities = self._usable(client)
+        law = other_law(client, self.sampling, capabilities, self.text, self.dtype, patience=self.first)
         checksum = weights.checksum(client) if capabilities.updates is None else ""
         return Member(client, capabilities, law=law, version=0, checksum=checksum)
 
-    def _usable(self, client: Client, samples: Patience) -> Capabilities:
+    def _usable(self, client: Client) -> Capabilities:
         """Of a server that nothing is known of yet. Raises EngineError for one that cannot be used, with the reason."""
         capabilities = self._awake(client, probe(client, self.family.pipeline, patience=self.patience))
         require_precision(client.url, capabilities, self.dtype, self.family)
-        self.require_encoders(client, capabilities, samples)
+        self.require_encoders(client, capabilities, self.first)
         return capabilities
 
     def _awake(self, client: Client, capabilities: Capabilities) -> Capabilities:
@@ -84,7 +86,7 @@ class Fleet:
     def _is_back(self, member: Member) -> None:
         # where nobody else is left, one that is being started again is waited for
         member.client.get("/health", patience=self.knock if self.pool.admitted else self.patience)
-        member.capabilities = self._usable(member.client, self.patience)
+        member.capabilities = self._usable(member.client)
         member.slept = member.compared = False
         member.version = None
 

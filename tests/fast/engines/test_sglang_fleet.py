@@ -182,7 +182,43 @@ def test_server_that_hangs_is_given_seconds_and_not_minutes():
     engine.update_weights(new(0.5), 1)
 
     assert sorted(set(hung.waited)) == [5.0, 7.0]
-    assert "no answer in time" in engine.health()["http://a"]
+    assert "/health: no answer within 5 s" in engine.health()["http://a"]
+
+
+def require_a_sample(client, capabilities, patience):
+    """As the comparison of encoders does, which takes the very first."""
+    client.generate({"prompt": "a cat", "seed": 1, **SAMPLE}, patience=patience)
+
+
+SAMPLE = {"rollout_return_step_indices": [0], "extra_sampling_params": {}}
+
+
+@pytest.mark.parametrize("require_encoders", [fake.no_encoders, require_a_sample])
+def test_server_that_hangs_at_its_first_sample_is_given_a_limit_of_its_own(require_encoders):
+    server = FakeServer()
+    server.hung = {"/rollout/generate"}
+
+    with pytest.raises(EngineError, match=r"http://a/rollout/generate: no answer within --sglang-first-sample-timeout 9"):
+        engine_of(server, require_encoders=require_encoders, sglang_first_sample_timeout=9.0)
+
+    assert server.waited[-1] == 9.0
+
+
+def test_server_that_comes_back_is_given_that_limit_again_and_any_later_sample_the_usual_one():
+    lost, steady = FakeServer(), FakeServer()
+    limits = {"sglang_first_sample_timeout": 9.0, "sglang_probe_timeout": 7.0}
+    engine = engine_of(lost, steady, require_encoders=require_a_sample, **limits)
+    lost.down = True
+    engine.generate(requests(*[1] * 6))
+    lost.restart()
+    lost.waited.clear()
+
+    engine.update_weights(new(0.5), 1)
+    assert 9.0 in lost.waited
+
+    steady.down = True
+    engine.generate(requests(1))
+    assert lost.waited[-1] == 600.0
 
 
 @pytest.mark.parametrize("path", ["/rollout/generate", "/update_weights_from_tensor", "/resume_memory_occupation"])
