@@ -91,7 +91,7 @@ def server(chosen: argparse.Namespace):
 def without_plugin(engine):
     """As if the server had none."""
     for member in engine.pool.members:
-        member.capabilities = replace(member.capabilities, cannot_stop="capture is measured", updates=None)
+        member.capabilities = replace(member.capabilities, cannot_stop="capture is measured")
     return engine
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,9 +76,9 @@ class Fleet:
         client.succeed(WAKE, {}, patience=self.patience)
         return replace(capabilities, asleep=False)
 
-    def returning(self) -> list[Member]:
-        """Those that were taken out and are back: awake, and with weights of nobody knows which version."""
-        found = outcomes(self.pool.out, self._is_back)
+    def returning(self, members: Sequence[Member]) -> list[Member]:
+        """Those of ``members``, which were taken out, that are back: awake, with weights of an unknown version."""
+        found = outcomes(members, self._is_back)
         for member, error in found:
             member.wrong = str(error) if error else member.wrong
         return [member for member, error in found if error is None]
@@ -120,16 +120,19 @@ class Fleet:
     def _answers(self, member: Member) -> None:
         member.client.get("/health", patience=self.patience)
 
-    def take_out_the_changed(self) -> bool:
-        """Whether one that counts no updates was found with other weights than it was sent last."""
-        found = outcomes([member for member in self.pool.admitted if member.checksum], self._is_unchanged)
-        for member, error in found:
-            if error:
-                self.take_out(member, error)
-        return any(error for _, error in found)
+    def evict_changed(self, members: Iterable[Member]) -> list[Member]:
+        """Those that hold other weights than they were sent last; they are asked."""
+        evicted = [(member, error) for member, error in outcomes(list(members), self._require_unchanged) if error]
+        for member, error in evicted:
+            self.take_out(member, error)
+        return [member for member, _ in evicted]
 
-    def _is_unchanged(self, member: Member) -> None:
-        if weights.checksum(member.client) != member.checksum:
+    def _require_unchanged(self, member: Member) -> None:
+        if not member.checksum:
+            found = report(member.client, member.capabilities.version, patience=self.patience)
+            if found.updates != member.capabilities.updates:
+                raise changed(member, found.updates)
+        elif weights.checksum(member.client) != member.checksum:
             raise EngineUnavailable(
                 f"{member.client.url} holds other weights than it was sent: it was restarted, or somebody else "
                 "updates it"

@@ -98,8 +98,9 @@ class SGLangEngine:
             raise ValueError(f"stop steps {bad} lie outside [0, {len(self.sampling.sigmas) - 1}]")
         while True:
             samples = self._drawn(requests, stop_steps, self._held())
-            if not self.fleet.take_out_the_changed():
-                break  # else some of them are of nobody knows which weights
+            # an early stop comes with a receipt; of others, some may be of a server that was restarted meanwhile
+            if not self.fleet.evict_changed(m for m in self.pool.admitted if not m.capabilities.stops):
+                break
         self.forwards += sum(sample.forwards for sample in samples)
         return samples
 
@@ -147,8 +148,10 @@ class SGLangEngine:
     def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
         """All admitted servers or none; servers that are back are given the weights too, and taken in again."""
         self._require_awake()
-        returning = self.fleet.returning()
+        returning = self.fleet.returning(self.pool.out)
         self.fleet.take_out_the_dead()
+        # one that was restarted since its last sample is compared as at the start, like any that is back
+        returning += self.fleet.returning(self.fleet.evict_changed(self.pool.admitted))
         if not returning:
             self.pool.require_one()
         update = Update(version, self.network, must=self.pool.admitted, may=returning)
@@ -223,7 +226,7 @@ class SGLangEngine:
 
 def require_version(member: Member, sample: Sample, version: int) -> None:
     """Raises EngineUnavailable for a sample of other weights than the run's: the server was restarted, or shared."""
-    if sample.updates != member.capabilities.updates:
+    if member.capabilities.stops and sample.updates != member.capabilities.updates:
         raise changed(member, sample.updates)
     if member.version != version:
         raise EngineUnavailable(f"{member.client.url} holds version {member.version}, and the run's is {version}")

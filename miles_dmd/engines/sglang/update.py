@@ -110,7 +110,6 @@ class Update:
         chosen = self._chosen(verify)
         digests: dict[str, str] = {}
         names: set[str] = set()
-        self._each(self.members, _refresh)
         before = {member: _Taken.by(member, transport) for member in self.members}
         for bucket in buckets:
             self._each(self.members, lambda member, bucket=bucket: self._refuse_unknown(bucket, member))  # type: ignore[misc]

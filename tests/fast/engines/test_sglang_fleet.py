@@ -277,6 +277,76 @@ def test_server_that_comes_back_with_another_law_stays_out():
     assert "samples otherwise than before it was taken out: its initial latents" in engine.pool.members[0].wrong
 
 
+def server_of(kind):
+    server = FakeServer(plugin=kind != "no plugin")
+    server.cannot_stop = "its pipeline has a loop of its own" if kind == "cannot stop" else ""
+    return server
+
+
+def restart_after(samples, server):
+    """It comes back with the weights of its pipeline directory."""
+    generate, answered = server.generate, []
+
+    def generate_and_restart(body):
+        answer = generate(body)
+        answered.append(body)
+        if len(answered) == samples:
+            server.restart()
+        return answer
+
+    server.generate = generate_and_restart
+
+
+KINDS = ["stops", "cannot stop", "no plugin"]
+
+
+@pytest.mark.parametrize("samples", [0, 1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_server_that_is_restarted_between_two_requests_gives_no_sample_until_the_next_update(
+    checkpoint, kind, samples
+):
+    """Nor where it is restarted between update and sample."""
+    restarted, steady = server_of(kind), server_of("stops")
+    engine = engine_of(restarted, steady, sglang_weights="tensor", checkpoint=checkpoint)
+    engine.update_weights(new(0.5), 1)
+    expected = engine.generate(requests(*[2] * 12))
+    assert engine.health() == {"http://a": "", "http://b": ""}
+    restart_after(samples, restarted) if samples else restarted.restart()
+
+    found = engine.generate(requests(*[2] * 12))
+
+    assert torch.equal(found.clean, expected.clean)
+    assert "it was restarted, or somebody else updates it" in engine.pool.members[0].wrong
+    engine.update_weights(new(0.25), 2)
+    assert (restarted.scale, engine.health()["http://a"]) == (0.25, "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_server_that_is_restarted_between_two_requests_ends_the_rollout(checkpoint, kind):
+    server = server_of(kind)
+    engine = engine_of(server, sglang_weights="tensor", checkpoint=checkpoint)
+    engine.update_weights(new(0.5), 1)
+    restart_after(2, server)
+
+    with pytest.raises(EngineError, match="no SGLang server is left: http://a .* it was restarted, or somebody else"):
+        engine.generate(requests(*[2] * 12))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_server_that_is_restarted_before_an_update_is_compared_as_at_the_start(checkpoint, kind):
+    restarted, steady, compared = server_of(kind), FakeServer(), []
+    more = {"require_encoders": lambda client, *more: compared.append(client.url), "sglang_weights": "tensor"}
+    engine = engine_of(restarted, steady, checkpoint=checkpoint, **more)
+    engine.update_weights(new(0.5), 1)
+    restarted.restart()
+    compared.clear()
+
+    engine.update_weights(new(0.25), 2)
+
+    assert compared == ["http://a"]
+    assert (restarted.scale, engine.health()) == (0.25, {"http://a": "", "http://b": ""})
+
+
 def test_restart_of_a_server_without_our_plugin_is_found_out(checkpoint):
     """It counts no updates, so its weights are asked for."""
     restarted, steady = FakeServer(plugin=False), FakeServer(plugin=False)
