@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import FileEntry
-from miles_dmd.contracts.engine import Server
+from miles_dmd.contracts.engine import Serve
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.contracts.reports import TrainReport
@@ -104,8 +104,8 @@ def start_servers(args: Any, compute: Compute, stack: contextlib.ExitStack) -> l
     engine = registry.load("engines", args.rollout_engine)
     urls: list[str] = []
     for number in range(engine.num_servers(args)):
-        serve = registry.resolve(engine.serve)
-        server: Server = serve(args, device=compute.device.type, number=number, host="127.0.0.1")
+        serve: Serve = registry.resolve(engine.serve)
+        server = serve(args, device=compute.device.type, number=number, host="127.0.0.1")
         stack.callback(server.close)
         urls.append(server.wait())
     return urls

@@ -15,7 +15,7 @@ from miles_dmd.checkpoint.manifest import FileEntry, entry_of
 from miles_dmd.checkpoint.records import restore_generators
 from miles_dmd.contracts.batch_file import read_batch, write_batch
 from miles_dmd.contracts.distillation import Distillation
-from miles_dmd.contracts.engine import RolloutEngine, RolloutRequest
+from miles_dmd.contracts.engine import Build, RolloutEngine, RolloutRequest
 from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError, SaveError, noting
@@ -49,8 +49,8 @@ class RolloutWorker:
         servers: Sequence[str] = (),
     ) -> None:
         self.args, self.compute, self.prompts = args, compute, prompts
-        build = registry.resolve(registry.load("engines", args.rollout_engine).build)
-        self.engine: RolloutEngine = build(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
+        build: Build = registry.resolve(registry.load("engines", args.rollout_engine).build)
+        self.engine = build(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
         self._asleep = False
         self._decode: Any = None
 

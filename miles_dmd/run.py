@@ -23,6 +23,7 @@ from miles_dmd.config.places import require_cluster
 from miles_dmd.config.resume import Resume, open_resume
 from miles_dmd.config.runs import clear, own_directory
 from miles_dmd.config.trainers import trainer_args
+from miles_dmd.contracts.engine import EngineType, Preflight
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.contracts.model_card import usage
 from miles_dmd.errors import CheckpointError, ConfigError, FormatError, Unanswered
@@ -127,8 +128,7 @@ class DistillationTrainer:
         if self.controller_instance is not None:
             raise ConfigError("this trainer has run, and its groups are gone; make another one to run again")
         require_cluster(self.args)
-        if (knock := registry.load("engines", self.args.rollout_engine).knock) is not None:
-            registry.resolve(knock)(self.args)
+        engine_preflight(self.args)
         with own_directory(self.args) as self.directory:
             # within the lock: a run that was at work there a moment ago may have left a later checkpoint
             self.resume = resume = open_resume(self.args)
@@ -230,6 +230,15 @@ class DistillationTrainer:
         return requests_until_student_update(self.plan.update_schedule, counters, request, self.args.num_rollout)
 
 
+def engine_preflight(args: Args) -> str:
+    """A line on what the rollout engine needs outside of the run and was found there. Raises ConfigError."""
+    engine: EngineType = registry.load("engines", args.rollout_engine)
+    if engine.preflight is None:
+        return ""
+    preflight: Preflight = registry.resolve(engine.preflight)
+    return preflight(args)
+
+
 @contextlib.contextmanager
 def started_run(args: Args, loss_type: LossType, plan: DistillationPlan) -> Iterator[tuple[StartedRun, PromptSource]]:
     """Trainer groups, rollout worker and prompts; in this process with --local, else as Ray actors."""
@@ -267,9 +276,12 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
                     show(f"\n{why}")
                 elif not args.dry_run:
                     trainer.fit()
-                elif resume is not None:
-                    resume.verify()
-                    show(f"\n{resume}")
+                else:
+                    if found := engine_preflight(args):
+                        show(f"\n{found}")
+                    if resume is not None:
+                        resume.verify()
+                        show(f"\n{resume}")
     except HelpShown:
         return 0
     except BaseException as error:  # noqa: BLE001 - the one place where a failure is told; a plug-in may exit, too

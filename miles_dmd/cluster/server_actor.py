@@ -11,7 +11,7 @@ from miles_dmd import registry
 from miles_dmd.cluster.placement import Placement
 from miles_dmd.cluster.waiting import Supervisor
 from miles_dmd.cluster.watched import GROUP, Watched, actor_class
-from miles_dmd.contracts.engine import Server
+from miles_dmd.contracts.engine import Serve
 from miles_dmd.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -22,7 +22,8 @@ class ServerActor(Watched):
         """Start it and wait until it answers; its address."""
         engine = registry.load("engines", args.rollout_engine)
         host = ray.util.get_node_ip_address() if engine.beyond_node(args) else LOOPBACK
-        self.server: Server = registry.resolve(engine.serve)(args, device=device, number=number, host=host)
+        serve: Serve = registry.resolve(engine.serve)
+        self.server = serve(args, device=device, number=number, host=host)
         return self.server.wait()
 
     @ray.method(concurrency_group=GROUP)  # type: ignore[untyped-decorator]

@@ -12,7 +12,10 @@ from miles_dmd.shown import shown
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from miles_dmd.config.args import Args
     from miles_dmd.contracts.samples import DenoisingBatch
+    from miles_dmd.network.conditions import PromptTable
+    from miles_dmd.training.compute import Compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +40,24 @@ class EngineType:
     """The declaration of an engine: what the command line may know of it without torch."""
 
     build: str
-    """Dotted name of ``build(args, *, compute, prompts, texts, servers) -> RolloutEngine``: ``prompts`` are the encoded
-    prompts, ``texts`` what they say, both by prompt id; ``servers`` are the addresses that ``serve`` gave."""
+    """Dotted name of a ``Build``."""
     rollouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Rollout strategies of a plan that it plays -> the arguments under which it does: ``{"solver": "euler"}``."""
     capabilities: frozenset[str] = frozenset()
     """What of a plan's ``required_capabilities`` it brings; loss type and model family bring theirs."""
     options: type = NoOptions
     """A frozen dataclass of the knobs that only this engine has; they become flags, read as ``args.engine_options``."""
-    check: Callable[[Any], None] = lambda args: None
+    check: Callable[[Args], None] = lambda args: None
     """Cross-field rules of its own options; raises ConfigError."""
     serve: str | None = None
-    """Dotted name of ``serve(args, *, device, number, host) -> Server``, for an engine that speaks to servers."""
-    num_servers: Callable[[Any], int] = lambda args: 0
-    """How many of them the run starts."""
-    beyond_node: Callable[[Any], bool] = lambda args: False
-    """Whether they listen where other nodes reach them. Else ``host`` is loopback, and all are on the rollout worker's
-    node."""
-    knock: str | None = None
-    """Dotted name of ``knock(args)``, called before anything loads: is there what the engine needs outside of the run?
-    Raises ConfigError."""
-    tidy: Callable[[Any], None] = lambda args: None
+    """Dotted name of a ``Serve``, for an engine that speaks to servers."""
+    num_servers: Callable[[Args], int] = lambda args: 0
+    """Number of servers that the run starts."""
+    beyond_node: Callable[[Args], bool] = lambda args: False
+    """True where other nodes reach them. Else ``host`` is loopback, and all are on the rollout worker's node."""
+    preflight: str | None = None
+    """Dotted name of a ``Preflight``, for an engine that needs something outside of the run."""
+    tidy: Callable[[Args], None] = lambda args: None
     """Removes what engines that have ended left on disk; called when a run has."""
 
     def __post_init__(self) -> None:
@@ -106,3 +106,23 @@ class RolloutEngine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Build(Protocol):
+    def __call__(
+        self, args: Args, *, compute: Compute, prompts: PromptTable, texts: Sequence[str], servers: Sequence[str]
+    ) -> RolloutEngine:
+        """``prompts`` are the encoded prompts, ``texts`` what they say, both by prompt id; ``servers`` are the
+        addresses that ``Serve`` gave."""
+        ...
+
+
+class Serve(Protocol):
+    def __call__(self, args: Args, *, device: str, number: int, host: str) -> Server: ...
+
+
+class Preflight(Protocol):
+    def __call__(self, args: Args) -> str:
+        """Called before anything loads, by a dry run too, which shows the line that it returns: what was found, and
+        what was not checked. Raises ConfigError where the run could not start."""
+        ...

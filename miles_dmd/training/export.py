@@ -21,13 +21,12 @@ from miles_dmd.contracts.model_card import CARD_NAME, model_card
 from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.errors import SaveError
 from miles_dmd.files import copy_tree, remove_tree, replace_directory
+from miles_dmd.training.buckets import packed
 from miles_dmd.training.rounding import Asked, rounded
 
 WEIGHTS_NAME = "diffusion_pytorch_model{suffix}.safetensors"
 SHARD_SIZE: int | str = "5GB"
 """Most of one weight file; larger networks are written in several, with an index."""
-BUCKET_BYTES = 256 << 20
-"""What an exported student is read by, to draw samples with it."""
 
 
 def write_student(
@@ -94,7 +93,7 @@ def _copy_components(target: Path, checkpoint: Path, index: Mapping[str, Any], *
 def _write_network(target: Path, source: Path, buckets: Iterable[Mapping[str, Tensor]], dtype: Asked) -> ExportReport:
     target.mkdir()
     shutil.copyfile(source / "config.json", target / "config.json")
-    stored = _LazyTensors(weight_files(source))
+    stored = LazyTensors(weight_files(source))
     average = {name: value for bucket in buckets for name, value in bucket.items()}
     weights, report = rounded(average, stored, dtype)
     for name in stored.keys() - weights.keys():
@@ -108,17 +107,8 @@ def _write_network(target: Path, source: Path, buckets: Iterable[Mapping[str, Te
 
 def exported_buckets(component: Path, buffers: Collection[str]) -> Iterator[dict[str, Tensor]]:
     """The parameters of an exported network in fp32, a bucket in memory at a time; its file holds ``buffers`` too."""
-    stored = _LazyTensors(weight_files(component))
-    bucket: dict[str, Tensor] = {}
-    for name in stored:
-        if name in buffers:
-            continue
-        bucket[name] = stored[name].float()
-        if sum(value.nbytes for value in bucket.values()) >= BUCKET_BYTES:
-            yield bucket
-            bucket = {}
-    if bucket:
-        yield bucket
+    stored = LazyTensors(weight_files(component))
+    return packed((name, stored[name].float()) for name in stored if name not in buffers)
 
 
 def _reason(error: Exception) -> str:
@@ -126,7 +116,7 @@ def _reason(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-class _LazyTensors(Mapping[str, Tensor]):
+class LazyTensors(Mapping[str, Tensor]):
     """Tensors of one or more safetensors files, each read when it is asked for."""
 
     def __init__(self, files: Iterable[Path]) -> None:

@@ -12,15 +12,13 @@ from diffusers.optimization import get_scheduler
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from miles_dmd.training.buckets import packed
 from miles_dmd.training.ema import ShardedEma
 from miles_dmd.training.optimizer import ShardedAdamW
 from miles_dmd.training.state import RoleState
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
-
-BUCKET_BYTES = 256 << 20
-"""Most that is gathered at once when weights leave their shards."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +82,7 @@ class Trained:
     @functools.cached_property
     def buckets(self) -> list[list[str]]:
         """Names of the trained parameters, as they travel together."""
-        buckets: list[list[str]] = [[]]
-        size = 0
-        for name, value in self.optimizer.parameters.items():
-            if buckets[-1] and size + value.nbytes > BUCKET_BYTES:
-                buckets.append([])
-                size = 0
-            buckets[-1].append(name)
-            size += value.nbytes
-        return buckets
+        return [list(bucket) for bucket in packed(self.optimizer.parameters.items())]
 
 
 def trainable(network: nn.Module) -> dict[str, nn.Parameter]:

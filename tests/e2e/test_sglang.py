@@ -15,11 +15,12 @@ from safetensors.torch import load
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.engines.sglang import weights
 from miles_dmd.engines.sglang.client import Client
-from miles_dmd.engines.sglang.probe import REPORT
+from miles_dmd.engines.sglang.probe import MODULE, REPORT
 from miles_dmd.engines.sglang.wire import STOP_KEY
 from miles_dmd.errors import EngineError, EngineMisanswer, EngineRefused
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer
+from miles_dmd.training.export import exported_buckets
 
 sys.path.insert(0, str(Path(__file__).parent))
 from processes import wait_for, writing_to
@@ -51,7 +52,7 @@ def engine(open_engine, sglang_server):
 
 def moved(engine, amount=0.02):
     """The engine's first weights, all a little larger, without the table of positions."""
-    parts = weights.checkpoint_buckets(Path(engine.args.hf_checkpoint) / weights.MODULE)
+    parts = exported_buckets(Path(engine.args.hf_checkpoint) / MODULE, ())
     fixed = engine.network.fixed
     return [{name: value * (1 + amount) for name, value in part.items() if name not in fixed} for part in parts]
 
@@ -250,7 +251,7 @@ def test_rollout_goes_on_without_a_server_that_fails(pair, plain_sd3, open_engin
 
     after(engine, 5, server.kill)
     assert_same(engine.generate(asked), reference.generate(asked))
-    assert [bool(member.wrong) for member in engine.pool.members] == [True, False]
+    assert [bool(member.evicted) for member in engine.fleet.members] == [True, False]
 
     pair[1].close()
     with pytest.raises(EngineError, match=r"no SGLang server is left: .*ConnectError.*ConnectError"):

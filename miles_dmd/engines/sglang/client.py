@@ -22,6 +22,8 @@ FINAL = ("miles_dmd:", "Server is sleeping", "while the server is sleeping", "de
 """Reasons for a status of 500 that no repetition changes. The last: re-noising on a GPU, without our plugin."""
 DEAD = "restart the server"
 """Said by a server whose worker has died, for as long as it lives."""
+HEALTH_TIMEOUT = 5.0
+"""Seconds for an answer of a server that may well hang, and is asked once."""
 CONNECT = 10.0
 """Most seconds to wait for a connection."""
 BACKOFF = wait_exponential(multiplier=0.2, max=5.0) + wait_random(0.0, 1.0)

@@ -15,14 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import httpx
 
-from miles_dmd.engines.sglang.families import served
-from miles_dmd.engines.sglang.schedule import scheduler_directory
+from miles_dmd.engines.sglang.families import scheduler_directory, served
 from miles_dmd.engines.sglang.server_flags import words
 from miles_dmd.errors import EngineError
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
+    from miles_dmd.contracts.engine import Serve
+    from miles_dmd.engines.sglang import Options
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +101,7 @@ class ManagedServer:
         )
 
     def _answers(self) -> bool:
-        """Whether it is ready, and it is this one."""
+        """Return whether it is ready, and no stranger at its port."""
         with contextlib.suppress(httpx.TransportError, ValueError), httpx.Client(timeout=5.0, trust_env=False) as http:
             if http.get(f"{self.url}/health").status_code == 200:
                 found = http.get(f"{self.url}/server_info").json()
@@ -138,8 +142,8 @@ class ManagedServer:
         self._end()
 
 
-def serve(args: Any, *, device: str, number: int, host: str) -> ManagedServer:
-    options = args.engine_options
+def serve(args: Args, *, device: str, number: int, host: str) -> ManagedServer:
+    options: Options = args.engine_options
     folder = Path(options.sglang_log_dir or Path(args.cache_dir) / "sglang" / "logs")
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-server{number}.log"
     return ManagedServer(
@@ -151,11 +155,12 @@ def serve(args: Any, *, device: str, number: int, host: str) -> ManagedServer:
     )
 
 
-def command(args: Any, host: str, ports: Ports, name: str) -> list[str]:
-    options, family = args.engine_options, served(args.model_family)
+def command(args: Args, host: str, ports: Ports, name: str) -> list[str]:
+    options: Options = args.engine_options
+    family = served(args.model_family)
     return [
-        *(options.sglang_python, "-m", "miles_dmd_sglang.serve", "--die-with-stdin"),
-        *("--model-path", str(Path(args.hf_checkpoint).resolve()), "--model-id", family.model_id),
+        *(str(options.sglang_python), "-m", "miles_dmd_sglang.serve", "--die-with-stdin"),
+        *("--model-path", str(Path(args.hf_checkpoint or "").resolve()), "--model-id", family.model_id),
         *("--component-paths.scheduler", str(scheduler_directory(args).resolve())),
         # with a path of one component, sglang no longer looks whether all of them fit the device, and would stream T5
         # from the host for every sample
@@ -166,12 +171,12 @@ def command(args: Any, host: str, ports: Ports, name: str) -> list[str]:
         *("--scheduler-port", str(ports.scheduler), "--master-port", str(ports.master)),
         *("--warmup-mode", "off", "--sleep-on-idle"),  # an idle server keeps a core busy otherwise
         *("--dit-precision", args.compute_dtype, "--vae-precision", "fp32"),
-        *("--text-encoder-precisions", *[args.compute_dtype] * len(family.text_encoders)),
+        *("--text-encoder-precisions", *family.encoder_precisions(args.compute_dtype)),
         *words(options.sglang_args),
     ]
 
 
-def environment(args: Any, *, device: str, host: str) -> dict[str, str]:
+def environment(args: Args, *, device: str, host: str) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if host == LOOPBACK:
@@ -198,3 +203,7 @@ def free_ports(host: str) -> Ports:
                 free(http + 1)
                 return Ports(http, free(), free())
     raise EngineError(f"{host}: no two free ports beside each other were found in {ATTEMPTS} attempts")
+
+
+if TYPE_CHECKING:
+    _: Serve = serve

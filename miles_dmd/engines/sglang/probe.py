@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from miles_dmd.engines.sglang.client import Client, Patience
-from miles_dmd.engines.sglang.identity import identify
+from miles_dmd.engines.sglang.preflight import identify
 from miles_dmd.engines.sglang.wire import PROTOCOL, Ask, Sample, Sampling, read_answer, request_body
 from miles_dmd.errors import EngineMisanswer, EngineRefused
 
+MODULE = "transformer"
+"""SGLang's name of the denoising network, and its folder in a pipeline directory."""
 REPORT = "miles_dmd:report"
 """Asked of /get_weights_checksum as if it were a module; a server without the plugin has no such module."""
 SEED = 2**62 + 12345
@@ -26,7 +28,7 @@ class Capabilities:
     plugin: str = ""
     """Version of our plugin; empty where it is not there."""
     cannot_stop: str = "it has no plugin of ours"
-    """Why the server cannot stop at a step; empty where it can."""
+    """Reason for which the server cannot stop at a step; empty where it can."""
     device: str = "unknown"
     parameters: Mapping[str, tuple[tuple[int, ...], str]] | None = None
     """name -> (shape, dtype) of the network's parameters; None where the server does not tell."""
@@ -53,7 +55,7 @@ def probe(client: Client, pipeline: str, *, patience: Patience | None = None) ->
 
 
 def report(client: Client, version: str, *, patience: Patience | None = None) -> Capabilities:
-    """What our plugin says there now."""
+    """Report of our plugin there, fresh."""
     answer = client.post("/get_weights_checksum", {"module_names": [REPORT]}, patience=patience).get(REPORT)
     if not isinstance(answer, dict):
         return Capabilities(version=version)
@@ -80,6 +82,11 @@ def _from_plugin(answer: Mapping[str, Any], version: str, server: str) -> Capabi
         raise EngineMisanswer(f"{server}: our plugin's report lacks or garbles {error}") from error
 
 
+def checksum(client: Client) -> str:
+    """SHA-256 over names and bytes of all parameters of the server's network."""
+    return str(client.post("/get_weights_checksum", {"module_names": [MODULE]}).get(MODULE))
+
+
 def take_sample(
     client: Client, sampling: Sampling, capabilities: Capabilities, text: str, seed: int, stop_step: int,
     *, patience: Patience | None = None,
@@ -89,11 +96,11 @@ def take_sample(
     return read_answer(body, sampling, ask, client.url)
 
 
-def other_law(
+def sampling_mismatch(
     client: Client, sampling: Sampling, capabilities: Capabilities, text: str, dtype: str,
     *, patience: Patience | None = None,
 ) -> str:  # fmt: skip
-    """How the server draws its noise or takes its steps otherwise than the in-process engine; empty where it does not.
+    """Difference of the server's noise and steps from the in-process engine's; empty where there is none.
 
     Ours: one CPU generator a sample, which draws the initial latents and then one tensor per re-noised step.
     """

@@ -65,7 +65,7 @@ def test_server_that_comes_back_asleep_is_woken():
 
     engine.update_weights(new(0.5), 1)
 
-    assert [member.wrong for member in engine.pool.members] == ["", ""]
+    assert [member.evicted for member in engine.fleet.members] == ["", ""]
     assert len(engine.generate(requests(*[1] * 6))) == 6
 
 
@@ -145,7 +145,7 @@ def test_server_that_was_restarted_with_other_encoders_stays_out():
 
     engine.update_weights(new(0.25), 2)
 
-    assert engine.pool.members[0].wrong.endswith("has another text_encoder")
+    assert engine.fleet.members[0].evicted.endswith("has another text_encoder")
 
 
 def test_network_in_another_precision_is_named_with_the_cure():
@@ -198,7 +198,7 @@ def test_server_that_hangs_at_its_first_sample_is_given_a_limit_of_its_own(requi
     server = FakeServer()
     server.hung = {"/rollout/generate"}
 
-    with pytest.raises(EngineError, match=r"http://a/rollout/generate: no answer within --sglang-first-sample-timeout 9"):
+    with pytest.raises(EngineError, match="rollout/generate: no answer within --sglang-first-sample-timeout 9"):
         engine_of(server, require_encoders=require_encoders, sglang_first_sample_timeout=9.0)
 
     assert server.waited[-1] == 9.0
@@ -233,7 +233,7 @@ def test_server_that_fails_while_it_comes_back_stays_out_and_the_update_succeeds
 
     engine.update_weights(new(0.5), 1)
 
-    assert [bool(member.wrong) for member in engine.pool.members] == [True, False]
+    assert [bool(member.evicted) for member in engine.fleet.members] == [True, False]
     assert engine.generate(requests(1)).policy_version == 1
 
 
@@ -247,7 +247,7 @@ def test_dead_server_is_taken_out_while_another_comes_back():
 
     engine.update_weights(new(0.5), 1)
 
-    assert [bool(member.wrong) for member in engine.pool.members] == [False, True, False]
+    assert [bool(member.evicted) for member in engine.fleet.members] == [False, True, False]
     assert steady.scale == lost.scale == 0.5
 
 
@@ -274,7 +274,7 @@ def test_server_that_comes_back_with_another_law_stays_out():
 
     engine.update_weights(new(0.5), 1)
 
-    assert "samples otherwise than before it was taken out: its initial latents" in engine.pool.members[0].wrong
+    assert "samples otherwise than before its eviction: its initial latents" in engine.fleet.members[0].evicted
 
 
 def server_of(kind):
@@ -302,9 +302,7 @@ KINDS = ["stops", "cannot stop", "no plugin"]
 
 @pytest.mark.parametrize("samples", [0, 1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_server_that_is_restarted_between_two_requests_gives_no_sample_until_the_next_update(
-    checkpoint, kind, samples
-):
+def test_server_that_is_restarted_between_two_requests_gives_no_sample_until_the_next_update(checkpoint, kind, samples):
     """Nor where it is restarted between update and sample."""
     restarted, steady = server_of(kind), server_of("stops")
     engine = engine_of(restarted, steady, sglang_weights="tensor", checkpoint=checkpoint)
@@ -316,7 +314,7 @@ def test_server_that_is_restarted_between_two_requests_gives_no_sample_until_the
     found = engine.generate(requests(*[2] * 12))
 
     assert torch.equal(found.clean, expected.clean)
-    assert "it was restarted, or somebody else updates it" in engine.pool.members[0].wrong
+    assert "it was restarted, or somebody else updates it" in engine.fleet.members[0].evicted
     engine.update_weights(new(0.25), 2)
     assert (restarted.scale, engine.health()["http://a"]) == (0.25, "")
 
@@ -328,7 +326,7 @@ def test_only_server_that_is_restarted_between_two_requests_ends_the_rollout(che
     engine.update_weights(new(0.5), 1)
     restart_after(2, server)
 
-    with pytest.raises(EngineError, match="no SGLang server is left: http://a .* it was restarted, or somebody else"):
+    with pytest.raises(EngineError, match=r"no SGLang server is left: http://a .* it was restarted, or somebody else"):
         engine.generate(requests(*[2] * 12))
 
 
@@ -358,14 +356,14 @@ def test_restart_of_a_server_without_our_plugin_is_found_out(checkpoint):
     found = engine.generate(requests(*[2] * 6))
 
     assert torch.equal(found.clean, expected.clean)
-    assert "holds other weights than it was sent" in engine.pool.members[0].wrong
+    assert "holds other weights than it was sent" in engine.fleet.members[0].evicted
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     """Of the fake server's network."""
     (tmp_path / "transformer").mkdir()
-    save_file({"scale": torch.ones(1)}, tmp_path / "transformer" / "model.safetensors")
+    save_file({"scale": torch.ones(1)}, tmp_path / "transformer" / "diffusion_pytorch_model.safetensors")
     return tmp_path
 
 

@@ -6,9 +6,9 @@ import torch.distributed as dist
 
 from faulty.places import come_to, order
 from miles_dmd.losses.dmd2.objective import follow_student, match_teacher
-from miles_dmd.training import trained
+from miles_dmd.training import buckets
 
-trained.BUCKET_BYTES = 200_000  # so that the weights of a small network travel in several buckets too
+buckets.BUCKET_BYTES = 200_000  # so that the weights of a small network travel in several buckets too
 
 
 def student(models, batch, external, options):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from miles_dmd.engines.sglang.knock import knock
+from miles_dmd.engines.sglang.preflight import preflight
 from miles_dmd.errors import ConfigError
 from miles_dmd.run import DistillationTrainer, main
 
@@ -92,7 +92,7 @@ def test_address_where_nobody_listens_is_asked_for_as_long_as_any_call(make_args
     args = make_args("--rollout-engine", "sglang", "--sglang-url", nobody, "--sglang-deadline", "1")
 
     with pytest.raises(ConfigError, match=rf"--sglang-url {nobody}: .*ConnectError"):
-        knock(args)
+        preflight(args)
 
     assert f"{nobody}/health: ConnectError" in caplog.text
 
@@ -102,8 +102,8 @@ def test_every_address_is_asked(make_args, answering, nobody):
     args = make_args("--rollout-engine", "sglang", "--sglang-url", *urls, "--sglang-deadline", "0.2")
 
     with pytest.raises(ConfigError, match=f"--sglang-url {nobody}"):
-        knock(args)
-    knock(make_args("--rollout-engine", "sglang", "--sglang-url", urls[0]))
+        preflight(args)
+    preflight(make_args("--rollout-engine", "sglang", "--sglang-url", urls[0]))
 
 
 def program(path, text):
@@ -128,7 +128,7 @@ def test_environment_that_lacks_something_is_refused(make_args, tmp_path, text, 
     python = program(tmp_path / "python", text)
 
     with pytest.raises(ConfigError) as error:
-        knock(make_args("--rollout-engine", "sglang", "--sglang-python", python))
+        preflight(make_args("--rollout-engine", "sglang", "--sglang-python", python))
 
     assert str(error.value).startswith(f"--sglang-python {python} ")
     assert reason in str(error.value)
@@ -149,10 +149,10 @@ def test_file_that_is_no_program_is_refused(make_args, tmp_path):
     path.chmod(0o755)
 
     with pytest.raises(ConfigError, match=rf"--sglang-python {path} cannot be run"):
-        knock(make_args("--rollout-engine", "sglang", "--sglang-python", str(path)))
+        preflight(make_args("--rollout-engine", "sglang", "--sglang-python", str(path)))
 
 
-def test_knocking_imports_no_torch():
-    script = "import sys, miles_dmd.engines.sglang.knock; sys.exit('torch' in sys.modules)"
+def test_preflight_imports_no_torch():
+    script = "import sys, miles_dmd.engines.sglang.preflight; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False, cwd=Path("/")).returncode == 0
