@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load
 
 from miles_dmd.contracts.engine import RolloutRequest
-from miles_dmd.engines.sglang import weights
+from miles_dmd.engines.sglang import launch, weights
 from miles_dmd.engines.sglang.client import Client
 from miles_dmd.engines.sglang.probe import MODULE, REPORT
 from miles_dmd.engines.sglang.wire import STOP_KEY
@@ -256,6 +256,27 @@ def test_rollout_goes_on_without_a_server_that_fails(pair, plain_sd3, open_engin
     pair[1].close()
     with pytest.raises(EngineError, match=r"no SGLang server is left: .*ConnectError.*ConnectError"):
         engine.generate(asked)
+
+
+def test_server_that_is_restarted_in_mid_rollout_gives_no_sample_of_its_pipelines_weights(
+    open_engine, sglang_server, start_sglang, monkeypatch
+):
+    ports = launch.free_ports("127.0.0.1")
+    monkeypatch.setattr(launch, "free_ports", lambda host: ports)
+    server = start_sglang()
+    urls = server.wait(), sglang_server.url
+    engine = open_engine("sglang", "--sglang-url", *urls, "--sglang-deadline", "300")
+    engine.update_weights(moved(engine), 1)
+    asked = requests(*([1, 3] * 10))
+    expected = engine.generate(asked)
+
+    after(engine, 4, lambda: (server.close(), start_sglang().wait()))
+    found = engine.generate(asked)
+
+    assert_same(found, expected)
+    assert "has had 0 weight updates" in engine.fleet.members[0].evicted
+    engine.update_weights(moved(engine, 0.03), 2)
+    assert list(engine.health().values()) == ["", ""]
 
 
 def assert_same(found, expected):

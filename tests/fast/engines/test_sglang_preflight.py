@@ -156,3 +156,43 @@ def test_preflight_imports_no_torch():
     script = "import sys, miles_dmd.engines.sglang.preflight; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False, cwd=Path("/")).returncode == 0
+
+
+# -- dry runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_tells_what_was_asked_and_what_was_not(flags, answering, capsys):
+    url = answering(said())
+
+    status = main(flags("--rollout-engine", "sglang", "--sglang-url", url, "--dry-run"))
+
+    assert status == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"SGLang: {url} runs SGLang 0.5.23; weights, encoders, grid and samples are compared when the run starts"
+    )
+
+
+def test_dry_run_refuses_what_a_run_would_and_waits_for_no_server(flags, nobody, capsys):
+    status = main(flags("--rollout-engine", "sglang", "--sglang-url", nobody, "--dry-run"))
+
+    error = capsys.readouterr().err
+    assert status == 2
+    assert f"--sglang-url {nobody}: no SGLang server that can be used answers there" in error
+    assert "asked again" not in error
+
+
+def test_dry_run_asks_the_python_of_servers_that_the_run_would_start(make_args, flags, tmp_path, capsys):
+    python = program(tmp_path / "python", "echo 0.1.0 0.5.23")
+    more = ("--rollout-engine", "sglang", "--dry-run", "--sglang-python")
+
+    assert preflight(make_args(*more, python)).startswith(
+        f"SGLang: --sglang-python {python} has sglang 0.5.23 and plugin 0.1.0; "
+    )
+    assert main(flags(*more, sys.executable)) == 2
+    assert "has no sglang with our plugin" in capsys.readouterr().err
+
+
+def test_things_of_another_node_are_not_asked_which_is_told(make_args, nobody):
+    args = make_args("--rollout-engine", "sglang", "--sglang-url", nobody, "--ray-address", "10.0.0.1:6379")
+
+    assert preflight(args).startswith("SGLang: nothing was asked, because servers and Python are those of the rollout")
