@@ -25,14 +25,14 @@ class RolloutRequest:
     sample_id: int
     prompt_id: int
     seed: int
-    """Of the sample's own CPU generator: initial latents first, then one tensor per re-noised step, in order."""
+    """Seed of the sample's own CPU generator: initial latents first, then one tensor per re-noised step, in order."""
     stop_step: int
     """k in [0, N-1]: k+1 forwards, of which the last is the one that is trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Of an engine that has none of its own."""
+    """Options of an engine that has none of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class EngineType:
     rollouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Rollout strategies of a plan that it plays -> the arguments under which it does: ``{"solver": "euler"}``."""
     capabilities: frozenset[str] = frozenset()
-    """What of a plan's ``required_capabilities`` it brings; loss type and model family bring theirs."""
+    """Those of a plan's ``required_capabilities`` that it brings; loss type and model family bring theirs."""
     options: type = NoOptions
     """A frozen dataclass of the knobs that only this engine has; they become flags, read as ``args.engine_options``."""
     check: Callable[[Args], None] = lambda args: None
@@ -71,7 +71,7 @@ class Server(Protocol):
     """A server that the run has started; it ends with the process that started it, whatever ends that."""
 
     def wait(self) -> str:
-        """Until it answers; its address. Raises EngineError that shows the end of its log."""
+        """Wait until it answers; its address. Raises EngineError that shows the end of its log."""
         ...
 
     def close(self) -> None: ...
@@ -80,7 +80,7 @@ class Server(Protocol):
 class RolloutEngine(Protocol):
     @property
     def notes(self) -> Sequence[str]:
-        """What a user should be told of it, once, when the run starts."""
+        """Lines for the user, shown once, when the run starts."""
         ...
 
     def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
@@ -102,7 +102,7 @@ class RolloutEngine(Protocol):
     def wake(self) -> None: ...
 
     def health(self) -> Mapping[str, str]:
-        """What can sample -> empty, or what is wrong with it."""
+        """Name of each sampler -> empty, or what is wrong with it."""
         ...
 
     def close(self) -> None: ...

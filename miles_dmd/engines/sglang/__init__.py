@@ -34,11 +34,11 @@ class Options:
     num_sglang_servers: Ranks = 1
     """Servers that the run starts."""
     sglang_host: Literal["loopback", "node"] = "loopback"
-    """Where they listen: on loopback, or, for several nodes, on the address of the node that each is on."""
+    """Address on which they listen: loopback, or, for several nodes, that of the node that each is on."""
     sglang_args: str = ""
     """Further flags of `sglang serve` for them, as one text: "--log-level debug"."""
     sglang_log_dir: OwnPath | None = None
-    """Where their logs are kept; by default sglang/logs in --cache-dir."""
+    """Directory of their logs; by default sglang/logs in --cache-dir."""
     sglang_start_timeout: Positive = 600.0
     """Seconds until a server that the run starts must answer."""
     sglang_concurrency: Threads = 2
@@ -52,7 +52,7 @@ class Options:
     sglang_deadline: Positive = 60.0
     """Seconds over which any request that fails is repeated at a server, before it is evicted."""
     sglang_weights: Literal["auto", "tensor", "disk"] = "auto"
-    """How weights travel: in requests, or through a folder in --cache-dir; auto takes requests for servers on a CPU."""
+    """Transport of weights: in requests, or through a folder in --cache-dir; auto takes requests for servers on a CPU."""
     verify_weights: Literal["first", "every", "off"] = "first"
     """Weight updates that are compared, tensor by tensor, with what the servers then hold."""
     verify_weights_interval: Natural = 1

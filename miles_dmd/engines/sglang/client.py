@@ -39,7 +39,7 @@ class Patience:
     deadline: float
     """Seconds over which a failure that may pass is repeated; 0 asks once."""
     flag: str = "--sglang-timeout"
-    """What sets ``timeout``, for messages; empty where nothing does."""
+    """Flag that sets ``timeout``, for messages; empty where there is none."""
 
     def __str__(self) -> str:
         return f"{self.flag} {self.timeout:g} s".lstrip()

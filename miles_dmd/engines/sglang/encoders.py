@@ -36,7 +36,7 @@ TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}
 """Largest relative difference of a prompt's embedding. Measured with the digits teacher: 0.19 where one of three
 tokenizers calls two words by each other's number, 0.85 for another encoder."""
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""What SGLang calls them."""
+"""SGLang's names of precisions."""
 STACKED = (
     (".q_proj.", ".k_proj.", ".v_proj.", ".qkv_proj."),
     (".SelfAttention.q.", ".SelfAttention.k.", ".SelfAttention.v.", ".SelfAttention.qkv_proj."),
@@ -48,17 +48,17 @@ ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class Encoders:
-    """Of the run, to compare servers with."""
+    """Text encoders of the run, to compare servers with."""
 
     directory: Path
     family: Served
     dtype: str
     texts: Sequence[str]
     prompts: PromptTable
-    """What ``texts`` are to the trainers."""
+    """``texts`` as the trainers encode them."""
     sampling: Sampling
     by_weights: bool
-    """Whether weights are compared, too: not at a server that the run has started from this directory."""
+    """True where weights are compared, too: not at a server that the run has started from this directory."""
 
     def require_same(self, client: Client, capabilities: Capabilities, patience: Patience) -> None:
         """Raises EngineRefused for a server that encodes prompts otherwise than the run."""

@@ -24,7 +24,7 @@ class Served:
     """A model family as SGLang serves it."""
 
     model_id: str
-    """From which SGLang tells the family; a directory's name would decide otherwise."""
+    """Name from which SGLang tells the family; a directory's name would decide otherwise."""
     pipeline: str
     """Class that ``/model_info`` must name."""
     text_encoders: tuple[str, ...]

@@ -35,9 +35,6 @@ POLL, GRACE = 0.5, 10.0
 ATTEMPTS = 100
 LOOPBACK = "127.0.0.1"
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Variables that would show the server's Python our packages."""
-
-
 PORT_TAKEN = ("unavailable and --strict-ports", "address already in use")
 """Last words of a server one of whose ports somebody else took before it did."""
 HALF_DEAD = "offline request broker exited"
@@ -82,7 +79,7 @@ class ManagedServer:
         self._watcher.start()
 
     def wait(self) -> str:
-        """Until it answers; its address. Started again on other ports where somebody was quicker to take one."""
+        """Wait until it answers; its address. It starts again on other ports where somebody else took one first."""
         limit = time.monotonic() + self.start_timeout
         while time.monotonic() < limit:
             if self._answers():
@@ -176,9 +173,13 @@ def command(args: Args, host: str, ports: Ports, name: str) -> list[str]:
     ]
 
 
+def own_environment() -> dict[str, str]:
+    """Environment of this process without what would show a server's Python our packages."""
+    return {name: value for name, value in os.environ.items() if name not in FOREIGN}
+
+
 def environment(args: Args, *, device: str, host: str) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if name not in FOREIGN}
-    env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    env = {**own_environment(), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if host == LOOPBACK:
         env["GLOO_SOCKET_IFNAME"] = "lo"
     if device == "cpu":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from miles_dmd.engines.sglang.client import HEALTH_TIMEOUT, SHOWN, Client, Patience
 from miles_dmd.engines.sglang.families import served
-from miles_dmd.engines.sglang.launch import FOREIGN
+from miles_dmd.engines.sglang.launch import own_environment
 from miles_dmd.errors import ConfigError, EngineError, EngineRefused
 
 if TYPE_CHECKING:
@@ -80,11 +79,10 @@ def _server_version(url: str, args: Args) -> str:
 
 
 def _python_versions(python: str | None) -> str:
-    env = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     try:
         asked = subprocess.run(
-            [str(python), "-c", VERSIONS], env=env, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
-            errors="replace", timeout=PYTHON_TIMEOUT, check=False,
+            [str(python), "-c", VERSIONS], env=own_environment(), stdin=subprocess.DEVNULL, capture_output=True,
+            encoding="utf-8", errors="replace", timeout=PYTHON_TIMEOUT, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"--sglang-python {python} cannot be run ({error}); {CURE}") from error

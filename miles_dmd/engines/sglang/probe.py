@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ MODULE = "transformer"
 REPORT = "miles_dmd:report"
 """Asked of /get_weights_checksum as if it were a module; a server without the plugin has no such module."""
 SEED = 2**62 + 12345
-"""Of the probe's samples; a server that cuts seeds to 32 bits would draw something else."""
+"""Seed of the probe's samples; a server that cuts seeds to 32 bits would draw something else."""
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.1}
 
 
@@ -64,10 +63,6 @@ def report(client: Client, version: str, *, patience: Patience | None = None) ->
             f"{client.url} has our plugin with protocol {answer.get('protocol')}, this is {PROTOCOL}: install this "
             "version's sglang_plugin/ into the server's environment"
         )
-    return _from_plugin(answer, version, client.url)
-
-
-def _from_plugin(answer: Mapping[str, Any], version: str, server: str) -> Capabilities:
     try:
         return Capabilities(
             version=version,
@@ -78,8 +73,8 @@ def _from_plugin(answer: Mapping[str, Any], version: str, server: str) -> Capabi
             updates=int(answer["counters"]["updates"]),
             asleep=bool(answer["asleep"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise EngineMisanswer(f"{server}: our plugin's report lacks or garbles {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise EngineMisanswer(f"{client.url}: our plugin's report lacks or garbles {error}") from error
 
 
 def checksum(client: Client) -> str:

@@ -154,8 +154,7 @@ class SGLangEngine:
         update = weights.Update(version, self.network, must=self.fleet.admitted, may=returning)
         # until all is done, nobody knows what the servers hold
         self.version = None
-        verify = weights.Verify(self.options.verify_weights, self.options.verify_weights_interval)
-        update.push(buckets, self._transport(update), verify)
+        update.push(buckets, self._transport(update), self.options)
         self.fleet.readmit(update.returned)
         self.fleet.require_one()
         self.version = version

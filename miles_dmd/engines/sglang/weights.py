@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -24,23 +24,15 @@ from miles_dmd.engines.sglang.probe import MODULE, checksum, report
 from miles_dmd.errors import EngineError, EngineRefused
 from miles_dmd.training.export import LazyTensors
 
+if TYPE_CHECKING:
+    from miles_dmd.engines.sglang import Options
+
 log = logging.getLogger(__name__)
 
 SAMPLED = 16
 """Tensors of an update that are compared where not all of them are."""
 
 # -- transport --------------------------------------------------------------------------------------------------------
-
-
-class Transport(Protocol):
-    path: str
-    """Route by which a server takes weights."""
-    requests: int
-    """Requests to it that each server has had to take so far."""
-
-    def send(self, bucket: Mapping[str, Tensor]) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 Each = Callable[[Callable[[Client], None]], None]
@@ -53,7 +45,9 @@ class InRequests:
     path = "/update_weights_from_tensor"
 
     def __init__(self, each: Each) -> None:
-        self.each, self.requests = each, 0
+        self.each = each
+        self.requests = 0
+        """Requests that each server has had to take so far."""
 
     def send(self, bucket: Mapping[str, Tensor]) -> None:
         payload = base64.b64encode(pickle.dumps(list(bucket.items()))).decode()
@@ -83,16 +77,9 @@ class ThroughFolder:
         self.requests += 1
 
 
+Transport = InRequests | ThroughFolder
+
 # -- verification -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Verify:
-    """Updates that are compared with what the servers then hold."""
-
-    which: Literal["first", "every", "off"]
-    interval: int
-    """With "first": updates from one comparison of some tensors to the next; 0 for none."""
 
 
 def digest(value: Tensor) -> str:
@@ -164,22 +151,8 @@ class Network:
 
 
 def cast(bucket: Mapping[str, Tensor], dtype_of: Callable[[str], torch.dtype]) -> dict[str, Tensor]:
-    """As the server holds them: half the bytes where it computes in bf16, and the same bytes to compare."""
+    """Cast to what the server holds: half the bytes where it computes in bf16, and the same bytes to compare."""
     return {name: value.detach().to(dtype_of(name)).contiguous() for name, value in bucket.items()}
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """Weight updates that a server has had."""
-
-    updates: int | None
-    """By its own count."""
-    attempts: int
-    """By the requests that were made."""
-
-    @classmethod
-    def by(cls, member: Member, transport: Transport) -> _Taken:
-        return cls(member.capabilities.updates, member.client.attempts[transport.path])
 
 
 class Update:
@@ -212,13 +185,16 @@ class Update:
             if error and not self.members:
                 raise EngineError(f"no SGLang server took the weights of version {self.version}: {error}") from error
 
-    def push(self, buckets: Iterable[Mapping[str, Tensor]], transport: Transport, verify: Verify) -> None:
+    def push(self, buckets: Iterable[Mapping[str, Tensor]], transport: Transport, options: Options) -> None:
         dtype_of = self.network.dtype_at(self.members)
-        whole = [m for m in self.members if verify.which == "every" or (verify.which == "first" and not m.compared)]
-        chosen = self._chosen(verify)
+        which = options.verify_weights
+        whole = [m for m in self.members if which == "every" or (which == "first" and not m.compared)]
+        chosen = self._chosen(options)
         digests: dict[str, str] = {}
         names: set[str] = set()
-        before = {member: _Taken.by(member, transport) for member in self.members}
+        before = {
+            member: (member.capabilities.updates, member.client.attempts[transport.path]) for member in self.members
+        }
         for bucket in buckets:
             self._each(self.members, functools.partial(self._refuse_unknown, bucket))
             sent = cast(bucket, dtype_of)
@@ -229,24 +205,25 @@ class Update:
         transport.finish()
         few = {name: digests[name] for name in names & chosen}
         self._each(self.members, lambda member: _verify(member, digests if member in whole else few))
-        self._each(self.members, lambda member: self._require_taken(member, before[member], transport))
+        self._each(self.members, lambda member: self._require_taken(member, *before[member], transport))
         for member in self.members:
             member.version = self.version
             member.compared |= member in whole
 
-    def _chosen(self, verify: Verify) -> frozenset[str]:
+    def _chosen(self, options: Options) -> frozenset[str]:
         """Names of the tensors that are compared at servers where not all are."""
-        if verify.which != "first" or not verify.interval or self.version % verify.interval:
+        interval = options.verify_weights_interval
+        if options.verify_weights != "first" or not interval or self.version % interval:
             return frozenset()
         names = {name for member in self.members for name in self.network.parameters(member)}
         return sampled(names - self.network.fixed, self.version)
 
-    def _require_taken(self, member: Member, before: _Taken, transport: Transport) -> None:
+    def _require_taken(self, member: Member, updates: int | None, attempts: int, transport: Transport) -> None:
         """A server counts the requests that it has applied, whatever it answered to them."""
-        now = _Taken.by(member, transport)
-        if now.updates is None or before.updates is None:
+        now = member.capabilities.updates
+        if now is None or updates is None:
             return
-        applied, made = now.updates - before.updates, now.attempts - before.attempts
+        applied, made = now - updates, member.client.attempts[transport.path] - attempts
         if not transport.requests <= applied <= made:  # one that was repeated may have been applied twice
             raise EngineError(
                 f"{member.client.url} was sent {transport.requests} parts of weights of version {self.version}, and "
@@ -255,23 +232,17 @@ class Update:
 
     def _refuse_unknown(self, bucket: Mapping[str, Tensor], member: Member) -> None:
         """SGLang would skip such a name, and say that all is well."""
-        known, url = self.network.parameters(member), member.client.url
+        known, where = self.network.parameters(member), f"{member.client.url}: weights of version {self.version}"
         if unknown := sorted(bucket.keys() - known.keys()):
-            raise EngineError(
-                f"weights of version {self.version} name {unknown[:4]}, which the network does not have ({url})"
-            )
+            raise EngineError(f"{where} name {unknown[:4]}, which the network does not have")
         for name, value in bucket.items():
             if tuple(value.shape) != known[name]:
-                raise EngineError(
-                    f"weights of version {self.version}: {name} has shape {tuple(value.shape)}, and {known[name]} at "
-                    f"{url}"
-                )
+                raise EngineError(f"{where}: {name} has shape {tuple(value.shape)}, there {known[name]}")
 
     def _refuse_missing(self, names: set[str], member: Member) -> None:
         if missing := sorted(self.network.parameters(member).keys() - names - self.network.fixed):
             raise EngineError(
-                f"weights of version {self.version} lack {missing[:4]} ({len(missing)} parameters in all) that "
-                f"{member.client.url} has"
+                f"{member.client.url}: weights of version {self.version} lack {missing[:4]} ({len(missing)} parameters)"
             )
 
 
