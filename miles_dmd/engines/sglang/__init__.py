@@ -52,7 +52,7 @@ class Options:
     sglang_deadline: Positive = 60.0
     """Seconds over which any request that fails is repeated at a server, before it is evicted."""
     sglang_weights: Literal["auto", "tensor", "disk"] = "auto"
-    """Transport of weights: in requests, or through a folder in --cache-dir; auto takes requests for servers on a CPU."""
+    """Transport of weights: in requests, or through a folder in --cache-dir; auto: requests for servers on a CPU."""
     verify_weights: Literal["first", "every", "off"] = "first"
     """Weight updates that are compared, tensor by tensor, with what the servers then hold."""
     verify_weights_interval: Natural = 1
