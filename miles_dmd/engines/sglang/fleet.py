@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from miles_dmd.engines.sglang.client import HEALTH_TIMEOUT, Client, Patience, nobody_listens
-from miles_dmd.engines.sglang.families import Served
+from miles_dmd.engines.sglang.families import Served, served
 from miles_dmd.engines.sglang.probe import Capabilities, checksum, probe, report, sampling_mismatch
 from miles_dmd.engines.sglang.wire import Sampling
 from miles_dmd.errors import EngineError, EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
 
 if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
     from miles_dmd.engines.sglang import Options
 
 log = logging.getLogger(__name__)
@@ -68,19 +69,12 @@ def outcomes(members: Sequence[Member], call: Callable[[Member], object]) -> lis
 
 class Fleet:
     def __init__(
-        self,
-        clients: Sequence[Client],
-        sampling: Sampling,
-        *,
-        family: Served,
-        text: str,
-        options: Options,
-        dtype: str,
-        require_encoders: RequireEncoders,
+        self, args: Args, clients: Sequence[Client], sampling: Sampling, text: str, require_encoders: RequireEncoders
     ) -> None:
         """``text`` is the prompt of probes. Raises EngineError that names the first server that cannot be used."""
-        self.sampling, self.family, self.text, self.dtype = sampling, family, text, dtype
-        self.require_encoders = require_encoders
+        self.family, self.dtype = served(args.model_family), args.compute_dtype
+        self.sampling, self.text, self.require_encoders = sampling, text, require_encoders
+        options: Options = args.engine_options
         deadline = options.sglang_deadline
         self.patience = Patience(options.sglang_probe_timeout, deadline, "--sglang-probe-timeout")
         self.first_sample = Patience(options.sglang_first_sample_timeout, deadline, "--sglang-first-sample-timeout")
@@ -122,11 +116,12 @@ class Fleet:
 
     def _introduced(self, client: Client) -> Member:
         capabilities = self._usable(client)
-        mismatch = sampling_mismatch(
-            client, self.sampling, capabilities, self.text, self.dtype, patience=self.first_sample
-        )
+        mismatch = self._mismatch(client, capabilities, self.first_sample)
         held = checksum(client) if capabilities.updates is None else ""
         return Member(client, capabilities, version=0, mismatch=mismatch, checksum=held)
+
+    def _mismatch(self, client: Client, capabilities: Capabilities, patience: Patience) -> str:
+        return sampling_mismatch(client, self.sampling, capabilities, self.text, self.dtype, patience=patience)
 
     def _usable(self, client: Client) -> Capabilities:
         """Capabilities of an unknown server, awake. Raises EngineError for one that cannot be used, with the reason."""
@@ -159,9 +154,7 @@ class Fleet:
             log.warning("%s %s", member.client.url, f"stays evicted: {error}" if error else "is readmitted")
 
     def _require_same_samples(self, member: Member) -> None:
-        found = sampling_mismatch(
-            member.client, self.sampling, member.capabilities, self.text, self.dtype, patience=self.patience
-        )
+        found = self._mismatch(member.client, member.capabilities, self.patience)
         if found != member.mismatch:
             raise EngineMisanswer(
                 f"{member.client.url} samples otherwise than before its eviction: "

@@ -49,20 +49,12 @@ class SGLangEngine:
     ) -> None:
         self.args, self.texts, self.sampling = args, tuple(texts), sampling
         self.options: Options = args.engine_options
-        family, self._component = served(args.model_family), Path(args.hf_checkpoint or "") / MODULE
-        stored = stored_tensors(self._component) or {}
-        self.network = weights.Network(family.fixed_parameters, DTYPES[args.compute_dtype], stored)
+        self._component = Path(args.hf_checkpoint or "") / MODULE
+        fixed, stored = served(args.model_family).fixed_parameters, stored_tensors(self._component) or {}
+        self.network = weights.Network(fixed, DTYPES[args.compute_dtype], stored)
         self.forwards = 0
         self._folder: OwnFolder | None = None
-        self.fleet = Fleet(
-            clients,
-            sampling,
-            family=family,
-            text=texts[0],
-            options=self.options,
-            dtype=args.compute_dtype,
-            require_encoders=require_encoders,
-        )
+        self.fleet = Fleet(args, clients, sampling, texts[0], require_encoders)
         self.notes = tuple(map(str, self.fleet.members))
         self.version: int | None = 0
         """Version of the weights that all admitted servers hold; None where an update has failed."""
@@ -94,9 +86,11 @@ class SGLangEngine:
         if bad := [k for k in stop_steps if not 0 <= k < len(self.sampling.sigmas)]:
             raise ValueError(f"stop steps {bad} lie outside [0, {len(self.sampling.sigmas) - 1}]")
         while True:
+            # an early stop comes with a receipt; a server without may have been restarted before any of its samples
+            unsure = [member for member in self.fleet.admitted if not member.capabilities.stops]
             samples = self._drawn(requests, stop_steps, self._held())
-            # an early stop comes with a receipt; of others, some may be of a server that was restarted meanwhile
-            if not self.fleet.evict_changed(m for m in self.fleet.admitted if not m.capabilities.stops):
+            self.fleet.evict_changed(member for member in unsure if not member.evicted)
+            if not any(member.evicted for member in unsure):
                 break
         self.forwards += sum(sample.forwards for sample in samples)
         return samples

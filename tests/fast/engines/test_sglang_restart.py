@@ -75,6 +75,28 @@ def test_server_that_is_restarted_between_two_requests_gives_no_sample_until_the
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_samples_of_a_server_that_is_restarted_and_then_fails_are_not_kept(checkpoint, kind):
+    """It is asked for its weights no more."""
+    restarted, steady = server_of(kind), server_of("stops")
+    engine = engine_of(restarted, steady, sglang_weights="tensor", checkpoint=checkpoint)
+    engine.update_weights(new(0.5), 1)
+    expected = engine.generate(requests(*[2] * 12))
+    restart_after(1, restarted)
+    generate, stale = restarted.generate, []
+
+    def generate_and_fail(body):
+        stale.append(restarted.updates == 0)
+        if sum(stale) == 2:
+            restarted.broken["/rollout/generate"] = 500
+        return generate(body)
+
+    restarted.generate = generate_and_fail
+
+    assert torch.equal(engine.generate(requests(*[2] * 12)).clean, expected.clean)
+    assert any(stale)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_only_server_that_is_restarted_between_two_requests_ends_the_rollout(checkpoint, kind):
     server = server_of(kind)
     engine = engine_of(server, sglang_weights="tensor", checkpoint=checkpoint)
