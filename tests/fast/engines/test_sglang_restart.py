@@ -1,6 +1,7 @@
 """Servers that are restarted under a run, with their pipeline directory's weights: none gives a sample of those."""
 
 import importlib.util
+import threading
 from pathlib import Path
 
 import httpx
@@ -38,18 +39,26 @@ def server_of(kind):
     return server
 
 
-def restart_after(samples, server):
-    """It comes back with the weights of its pipeline directory."""
-    generate, answered = server.generate, []
+def restart_after(samples, server, steady=None):
+    """It comes back with the weights of its pipeline directory; ``steady`` answers once it has been asked again."""
+    generate, lock, again, answered = server.generate, threading.Lock(), threading.Event(), []
+    if samples == 0:
+        server.restart()
 
     def generate_and_restart(body):
-        answer = generate(body)
-        answered.append(body)
-        if len(answered) == samples:
-            server.restart()
+        with lock:
+            if len(answered) >= samples:
+                again.set()
+            answer = generate(body)
+            answered.append(body)
+            if len(answered) == samples:
+                server.restart()
         return answer
 
     server.generate = generate_and_restart
+    if steady is not None:
+        answer = steady.generate
+        steady.generate = lambda body: again.wait(60) and answer(body)
 
 
 KINDS = ["stops", "cannot stop", "no plugin"]
@@ -64,7 +73,7 @@ def test_server_that_is_restarted_between_two_requests_gives_no_sample_until_the
     engine.update_weights(new(0.5), 1)
     expected = engine.generate(requests(*[2] * 12))
     assert engine.health() == {"http://a": "", "http://b": ""}
-    restart_after(samples, restarted) if samples else restarted.restart()
+    restart_after(samples, restarted, steady)
 
     found = engine.generate(requests(*[2] * 12))
 
@@ -81,19 +90,18 @@ def test_samples_of_a_server_that_is_restarted_and_then_fails_are_not_kept(check
     engine = engine_of(restarted, steady, sglang_weights="tensor", checkpoint=checkpoint)
     engine.update_weights(new(0.5), 1)
     expected = engine.generate(requests(*[2] * 12))
-    restart_after(1, restarted)
-    generate, stale = restarted.generate, []
+    generate = restarted.generate
 
     def generate_and_fail(body):
-        stale.append(restarted.updates == 0)
-        if sum(stale) == 2:
+        if restarted.updates == 0:
             restarted.broken["/rollout/generate"] = 500
         return generate(body)
 
     restarted.generate = generate_and_fail
+    restart_after(1, restarted, steady)
 
     assert torch.equal(engine.generate(requests(*[2] * 12)).clean, expected.clean)
-    assert any(stale)
+    assert restarted.broken
 
 
 @pytest.mark.parametrize("kind", KINDS)
