@@ -90,8 +90,8 @@ def server(chosen: argparse.Namespace):
 
 def without_plugin(engine):
     """As if the server had none."""
-    for member in engine.pool.members:
-        member.capabilities = replace(member.capabilities, cannot_stop="capture is measured", updates=None)
+    for member in engine.fleet.members:
+        member.capabilities = replace(member.capabilities, cannot_stop="capture is measured")
     return engine
 
 
@@ -126,9 +126,9 @@ def measure(engines: dict, chosen: argparse.Namespace) -> list[dict]:
 
 def traffic(engine) -> tuple[int, int, int]:
     """Bytes sent, bytes received, forwards so far."""
-    if not hasattr(engine, "pool"):
+    if not hasattr(engine, "fleet"):
         return 0, 0, 0
-    clients = [member.client for member in engine.pool.members]
+    clients = [member.client for member in engine.fleet.members]
     return sum(c.sent_bytes for c in clients), sum(c.received_bytes for c in clients), engine.forwards
 
 

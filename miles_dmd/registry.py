@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from collections.abc import Collection, Mapping
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
@@ -79,11 +80,12 @@ class Wing(Registry[T]):
         return tuple(sorted({*self._things, *_files(self.package)}))
 
     def get(self, name: str) -> T:
-        """Load a plug-in once a process. Raises NotFound for a name that stands for nothing, or for something else."""
+        """Load a plug-in, once for as long as its module stays the same. Raises NotFound for a name that stands for
+        nothing, or for something else."""
         path = self._module(name)
         if path is None:
             return super().get(name)
-        if path not in self._loaded:
+        if path not in self._loaded or getattr(sys.modules.get(path), self.export, None) is not self._loaded[path]:
             self._loaded[path] = self._load(path, f"{self.kind} {name}")
         return self._loaded[path]
 

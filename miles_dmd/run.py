@@ -21,6 +21,7 @@ from miles_dmd.batches import RolloutBatches
 from miles_dmd.checkpoint.store import checkpoint_before, run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.config.cli import PROGRAM, HelpShown, parse_args
+from miles_dmd.contracts.engine import Preflight
 from miles_dmd.contracts.model_card import usage
 from miles_dmd.errors import CheckpointError, ConfigError, FormatError
 from miles_dmd.executor import GroupExecutor, StartedRun
@@ -126,8 +127,7 @@ class DistillationTrainer:
             raise ConfigError("this trainer has run, and its groups are gone; make another one to run again")
         run = self.resolved
         require_cluster(run.args)
-        if run.engine.knock is not None:
-            registry.resolve(run.engine.knock)(run.args)
+        engine_preflight(run)
         with own_directory(run.args) as self.directory:
             # within the lock: a run that was at work there a moment ago may have left a later checkpoint
             self.resume = open_resume(run)
@@ -217,6 +217,14 @@ class DistillationTrainer:
         )
 
 
+def engine_preflight(run: ResolvedRun) -> str:
+    """A line on what the rollout engine needs outside of the run and was found there. Raises ConfigError."""
+    if run.engine.preflight is None:
+        return ""
+    preflight: Preflight = registry.resolve(run.engine.preflight)
+    return preflight(run.args)
+
+
 def started_run(run: ResolvedRun, texts: Sequence[str]) -> contextlib.AbstractContextManager[StartedRun]:
     """Trainer groups and rollout worker; in this process with --local, else as Ray actors."""
     # late, because the Ray driver needs no torch and a local run no Ray
@@ -252,9 +260,12 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
                     show(f"\n{why}")
                 elif not args.dry_run:
                     trainer.fit()
-                elif run.resume is not None:
-                    run.resume.verify()
-                    show(f"\n{run.resume}")
+                else:
+                    if found := engine_preflight(run):
+                        show(f"\n{found}")
+                    if run.resume is not None:
+                        run.resume.verify()
+                        show(f"\n{run.resume}")
     except HelpShown:
         return 0
     except BaseException as error:  # noqa: BLE001 - the one place where a failure is told; a plug-in may exit, too

@@ -54,11 +54,9 @@ class EngineType:
     num_servers: Callable[[Args], int] = lambda args: 0
     """Number of servers that the run starts."""
     beyond_node: Callable[[Args], bool] = lambda args: False
-    """True if they listen where other nodes reach them. Else ``host`` is loopback, and all are on the rollout worker's
-    node."""
-    knock: str | None = None
-    """Dotted name of ``knock(args)``, called before anything loads: is there what the engine needs outside of the run?
-    Raises ConfigError."""
+    """True where other nodes reach them. Else ``host`` is loopback, and all are on the rollout worker's node."""
+    preflight: str | None = None
+    """Dotted name of a ``Preflight``, for an engine that needs something outside of the run."""
     tidy: Callable[[Args], None] = lambda args: None
     """Removes what engines that have ended left on disk; called when a run has."""
 
@@ -73,7 +71,7 @@ class Server(Protocol):
     """A server that the run has started; it ends with the process that started it, whatever ends that."""
 
     def wait(self) -> str:
-        """Until it answers; its address. Raises EngineError that shows the end of its log."""
+        """Wait until it answers; its address. Raises EngineError that shows the end of its log."""
         ...
 
     def close(self) -> None: ...
@@ -117,9 +115,16 @@ class RolloutEngine(Protocol):
 
 
 class BuildEngine(Protocol):
-    """``prompts`` are the encoded prompts, ``texts`` what they say, both by prompt id; ``servers`` are the addresses of
-    those that the run has started for the engine."""
-
     def __call__(
         self, args: Args, *, compute: Compute, prompts: PromptTable, texts: Sequence[str], servers: Sequence[str]
-    ) -> RolloutEngine: ...
+    ) -> RolloutEngine:
+        """``prompts`` are the encoded prompts, ``texts`` what they say, both by prompt id; ``servers`` are the
+        addresses that ``StartServer`` gave."""
+        ...
+
+
+class Preflight(Protocol):
+    def __call__(self, args: Args) -> str:
+        """Called before anything loads, by a dry run too, which shows the line that it returns: what was found, and
+        what was not checked. Raises ConfigError where the run could not start."""
+        ...

@@ -95,7 +95,7 @@ def _copy_components(target: Path, source: Path, index: Mapping[str, Any], *, sk
 def _write_network(target: Path, source: Path, buckets: Iterable[Mapping[str, Tensor]], dtype: Asked) -> ExportReport:
     target.mkdir()
     shutil.copyfile(source / "config.json", target / "config.json")
-    stored = _LazyTensors(weight_files(source))
+    stored = LazyTensors(weight_files(source))
     average = {name: value for bucket in buckets for name, value in bucket.items()}
     weights, report = rounded(average, stored, dtype)
     for name in stored.keys() - weights.keys():
@@ -109,7 +109,7 @@ def _write_network(target: Path, source: Path, buckets: Iterable[Mapping[str, Te
 
 def exported_buckets(component: Path, buffers: Collection[str]) -> Iterator[dict[str, Tensor]]:
     """The parameters of an exported network in fp32, a bucket in memory at a time; its file holds ``buffers`` too."""
-    stored = _LazyTensors(weight_files(component))
+    stored = LazyTensors(weight_files(component))
     for names in pack({name: 4 * stored.numel(name) for name in stored if name not in buffers}, BUCKET_BYTES):
         yield {name: stored[name].float() for name in names}
 
@@ -119,7 +119,7 @@ def _reason(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-class _LazyTensors(Mapping[str, Tensor]):
+class LazyTensors(Mapping[str, Tensor]):
     """Tensors of one or more safetensors files, each read when it is asked for."""
 
     def __init__(self, files: Iterable[Path]) -> None:

@@ -86,7 +86,7 @@ def test_run_goes_on_with_the_second_server_and_ends_at_once_without_any(
     print(f"ended {seconds:.1f} s after the second server")
     wait_for(lambda: not any(map(writing_to, logs.iterdir())), GONE - seconds, "servers are gone")
     assert list((cache / "sglang" / "weights").iterdir()) == []
-    assert re.search(r"the rollout worker: http://127.0.0.1:\d+ is taken out: .* restart the server", caplog.text)
+    assert re.search(r"the rollout worker: http://127.0.0.1:\d+ is evicted: .* restart the server", caplog.text)
     assert re.search(r"rollout server 1: the SGLang server at .* ended with status -9: .* \(log: ", caplog.text)
     found = losses(run)
     assert len(found) >= 2

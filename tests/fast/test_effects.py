@@ -182,6 +182,9 @@ EFFECTS = {
     "sglang_probe_timeout": shown_by(
         "tests/fast/engines/test_sglang_fleet.py::test_server_that_hangs_is_given_seconds_and_not_minutes"
     ),
+    "sglang_first_sample_timeout": shown_by(
+        "tests/fast/engines/test_sglang_fleet.py::test_server_that_hangs_at_its_first_sample_is_given_a_limit_of_its_own"
+    ),
     "sglang_deadline": shown_by("tests/e2e/test_sglang.py::test_rollout_goes_on_without_a_server_that_fails"),
     "sglang_weights": shown_by("tests/e2e/test_sglang.py::test_weights_travel_either_way"),
     "verify_weights_interval": shown_by(

@@ -42,17 +42,19 @@ def test_dashes_stand_for_underscores(wing):
     assert wing.get("qwen-image").pipelines == {"student": "wing_of_tests.qwen_image"}
 
 
-def test_a_plug_in_is_loaded_once_and_a_refusal_is_not_remembered(wing, tmp_path):
+def test_a_plug_in_is_loaded_once_and_a_refusal_is_not_remembered(wing, tmp_path, monkeypatch):
+    loaded = []
+    load = wing._load
+    monkeypatch.setattr(wing, "_load", lambda path, asked: loaded.append(path) or load(path, asked))
     first = wing.get("a")
     late = tmp_path / "wing_of_tests" / "late.py"
     with pytest.raises(NotFound):
         wing.get("wing_of_tests.late")
     late.write_text("from miles_dmd.contracts.role import Role\nthing = Role({})\n")
     importlib.invalidate_caches()
-    del sys.modules["wing_of_tests.a"]
 
     assert wing.get("a") is first
-    assert "wing_of_tests.a" not in sys.modules
+    assert loaded == ["wing_of_tests.a", "wing_of_tests.late"]
     assert wing.get("wing_of_tests.late") == Role({})
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from miles_dmd import registry
 from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError
 from miles_dmd.network.conditions import PromptTable
@@ -20,6 +21,10 @@ from miles_dmd.network.pretrained import load_network
 from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.sampling.partition import micro_batches
 from miles_dmd.training.compute import Compute, release_cached_memory
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
+    from miles_dmd.contracts.engine import BuildEngine
 
 
 class InProcessEngine:
@@ -31,7 +36,7 @@ class InProcessEngine:
         prompts: PromptTable,
         *,
         sigmas: Sequence[float],
-        solver: str,
+        solver: Literal["renoise", "euler"],
         shape: tuple[int, ...],
         micro_batch_size: int,
         run_seed: int,
@@ -69,7 +74,7 @@ class InProcessEngine:
                 seeds=[requests[row].seed for row in rows],
                 stop_steps=[stop_steps[row] for row in rows],
                 sigmas=self.sigmas,
-                solver=self.solver,  # type: ignore[arg-type]
+                solver=self.solver,
                 shape=self.shape,
                 device=self.device,
             )
@@ -109,17 +114,17 @@ class InProcessEngine:
 
 
 def build(
-    args: Any, *, compute: Compute, prompts: PromptTable, texts: Sequence[str] = (), servers: Sequence[str] = ()
+    args: Args, *, compute: Compute, prompts: PromptTable, texts: Sequence[str] = (), servers: Sequence[str] = ()
 ) -> InProcessEngine:
-    family = registry.load("models", args.model_family)
-    checkpoint = Path(args.hf_checkpoint)
-    network = load_network(family, checkpoint, dtype=compute.dtype).requires_grad_(False).to(compute.device)
+    family: ModelFamily = registry.load("models", args.model_family)
+    directory = Path(args.hf_checkpoint or "")
+    network = load_network(family, directory, dtype=compute.dtype).requires_grad_(False).to(compute.device)
     return InProcessEngine(
         Denoiser(family.code(), network, compute.dtype),
         prompts,
         sigmas=sigma_grid(args.num_inference_steps, args.shift),
         solver=args.solver,
-        shape=family.code().latent_shape(checkpoint, *family.resolution(args)),
+        shape=family.code().latent_shape(directory, *family.resolution(args)),
         micro_batch_size=args.rollout_micro_batch_size,
         run_seed=args.seed,
         device=compute.device,
@@ -127,6 +132,4 @@ def build(
 
 
 if TYPE_CHECKING:  # mypy compares what the engine type names as text
-    from miles_dmd.contracts.engine import BuildEngine
-
     _build: BuildEngine = build

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from miles_dmd import registry
@@ -20,6 +20,10 @@ from miles_dmd.engines.sglang.server_flags import require_one_device, words
 from miles_dmd.errors import ConfigError
 from miles_dmd.sampling.strategies import FEW_STEP
 
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
+    from miles_dmd.contracts.family import ModelFamily
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -30,30 +34,32 @@ class Options:
     num_sglang_servers: Ranks = 1
     """Servers that the run starts."""
     sglang_host: Literal["loopback", "node"] = "loopback"
-    """Where they listen: on loopback, or, for several nodes, on the address of the node that each is on."""
+    """Address on which they listen: loopback, or, for several nodes, that of the node that each is on."""
     sglang_args: str = ""
     """Further flags of `sglang serve` for them, as one text: "--log-level debug"."""
     sglang_log_dir: OwnPath | None = None
-    """Where their logs are kept; by default sglang/logs in --cache-dir."""
+    """Directory of their logs; by default sglang/logs in --cache-dir."""
     sglang_start_timeout: Positive = 600.0
     """Seconds until a server that the run starts must answer."""
     sglang_concurrency: Threads = 2
     """Requests under way at one server."""
     sglang_timeout: Positive = 600.0
     """Seconds to wait for one answer."""
+    sglang_first_sample_timeout: Positive = 120.0
+    """Seconds to wait for the first sample of a server that is admitted, in which it may compile and warm up."""
     sglang_probe_timeout: Positive = 60.0
-    """Seconds to wait for a server to say how it is, to sleep or to wake; one that does not is taken out."""
+    """Seconds to wait for a server to say how it is, to sleep or to wake; one that does not is evicted."""
     sglang_deadline: Positive = 60.0
-    """Seconds over which any request that fails is repeated at a server, before it is taken out."""
+    """Seconds over which any request that fails is repeated at a server, before it is evicted."""
     sglang_weights: Literal["auto", "tensor", "disk"] = "auto"
-    """How weights travel: in requests, or through a folder in --cache-dir; auto takes requests for servers on a CPU."""
+    """Transport of weights: in requests, or through a folder in --cache-dir; auto: requests for servers on a CPU."""
     verify_weights: Literal["first", "every", "off"] = "first"
-    """Which weight updates are compared, tensor by tensor, with what the servers then hold."""
+    """Weight updates that are compared, tensor by tensor, with what the servers then hold."""
     verify_weights_interval: Natural = 1
     """With first: updates from one comparison of 16 tensors, others each time, to the next; 0 for none."""
 
 
-def check(args: Any) -> None:
+def check(args: Args) -> None:
     options: Options = args.engine_options
     for url in options.sglang_url:
         parts = urlsplit(url)
@@ -73,14 +79,10 @@ def check(args: Any) -> None:
         )
     words(options.sglang_args)
     require_one_device(options.sglang_args, args.device)
-    checkpoint = Path(_student_checkpoint(args))
-    served(args.model_family).text_length(checkpoint, registry.load("models", args.model_family).text_length(args))
-
-
-def _student_checkpoint(args: Any) -> str:
-    """--actor-hf-checkpoint, or that of all."""
     own = {trainer.role: trainer.overrides for trainer in args.trainers}.get("actor", {})
-    return str(own.get("hf_checkpoint", args.hf_checkpoint))
+    family: ModelFamily = registry.load("models", args.model_family)
+    directory = Path(str(own.get("hf_checkpoint", args.hf_checkpoint)))  # the student's
+    served(args.model_family).text_length(directory, family.text_length(args))
 
 
 def _refuse_for_attached(options: Options) -> None:
@@ -98,7 +100,7 @@ def _refuse_for_attached(options: Options) -> None:
             )
 
 
-def num_servers(args: Any) -> int:
+def num_servers(args: Args) -> int:
     options: Options = args.engine_options
     return 0 if options.sglang_url else options.num_sglang_servers
 
@@ -112,5 +114,5 @@ engine = EngineType(
     num_servers=num_servers,
     beyond_node=lambda args: args.engine_options.sglang_host == "node",
     tidy=lambda args: sweep(weights_root(args)),
-    knock="miles_dmd.engines.sglang.knock:knock",
+    preflight="miles_dmd.engines.sglang.preflight:preflight",
 )

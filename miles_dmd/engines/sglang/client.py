@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import stamina
-from stamina.instrumentation import RetryDetails, set_on_retry_hooks
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from miles_dmd.errors import EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
 
@@ -23,8 +22,12 @@ FINAL = ("miles_dmd:", "Server is sleeping", "while the server is sleeping", "de
 """Reasons for a status of 500 that no repetition changes. The last: re-noising on a GPU, without our plugin."""
 DEAD = "restart the server"
 """Said by a server whose worker has died, for as long as it lives."""
+HEALTH_TIMEOUT = 5.0
+"""Seconds for an answer of a server that may well hang, and is asked once."""
 CONNECT = 10.0
 """Most seconds to wait for a connection."""
+BACKOFF = wait_exponential(multiplier=0.2, max=5.0) + wait_random(0.0, 1.0)
+"""Jitter: a server that fails under load gets its requests back one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,11 @@ class Patience:
     """Seconds for one answer."""
     deadline: float
     """Seconds over which a failure that may pass is repeated; 0 asks once."""
+    flag: str = "--sglang-timeout"
+    """Flag that sets ``timeout``, for messages; empty where there is none."""
+
+    def __str__(self) -> str:
+        return f"{self.flag} {self.timeout:g} s".lstrip()
 
 
 class Client:
@@ -90,17 +98,16 @@ class Client:
     ) -> httpx.Response:
         content = None if body is None else json.dumps(body).encode()
         patience = patience or self.patience
-        if patience.deadline <= 0:
-            return self._once(method, path, content, patience.timeout)
-        # jitter: a server that fails under load gets its requests back one by one
-        for attempt in stamina.retry_context(
-            on=_passes, attempts=None, timeout=patience.deadline, wait_initial=0.2, wait_max=5.0, wait_jitter=1.0
-        ):
-            with attempt:
-                return self._once(method, path, content, patience.timeout)
-        raise AssertionError("a retry context ends with a result or an error")
+        retrying = Retrying(
+            retry=retry_if_exception(_passes),
+            stop=stop_after_delay(patience.deadline),
+            wait=BACKOFF,
+            before_sleep=_tell,
+            reraise=True,
+        )
+        return retrying(self._once, method, path, content, patience)
 
-    def _once(self, method: str, path: str, content: bytes | None, timeout: float) -> httpx.Response:
+    def _once(self, method: str, path: str, content: bytes | None, patience: Patience) -> httpx.Response:
         self.attempts[path] += 1
         try:
             answer = self._http.request(
@@ -108,10 +115,12 @@ class Client:
                 path,
                 content=content,
                 headers={"content-type": "application/json"} if content else None,
-                timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT)),
+                timeout=httpx.Timeout(patience.timeout, connect=min(patience.timeout, CONNECT)),
             )
+        except httpx.ConnectTimeout as error:
+            raise EngineUnavailable(f"{self.url}{path}: no connection within {CONNECT:g} s") from error
         except httpx.TimeoutException as error:
-            raise EngineUnavailable(f"{self.url}{path}: no answer in time ({type(error).__name__})") from error
+            raise EngineUnavailable(f"{self.url}{path}: no answer within {patience}") from error
         except httpx.TransportError as error:
             kind = EngineGone if self.managed and nobody_listens(error) else EngineUnavailable
             raise kind(f"{self.url}{path}: {type(error).__name__}: {error}") from error
@@ -142,16 +151,14 @@ class Client:
         return content
 
 
-def _passes(error: Exception) -> bool:
+def _passes(error: BaseException) -> bool:
     return isinstance(error, EngineUnavailable) and not isinstance(error, EngineGone)
 
 
-def _tell(details: RetryDetails) -> None:
-    """Stamina's own line names neither server nor reason; an EngineUnavailable begins with both."""
-    log.warning("%s; asked again in %.1f s", details.caused_by, details.wait_for)
-
-
-set_on_retry_hooks((_tell,))
+def _tell(state: RetryCallState) -> None:
+    """An EngineUnavailable begins with server and reason."""
+    if state.outcome is not None:
+        log.warning("%s; asked again in %.1f s", state.outcome.exception(), state.upcoming_sleep)
 
 
 def nobody_listens(error: BaseException | None) -> bool:

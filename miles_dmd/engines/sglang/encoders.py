@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from miles_dmd.engines.sglang import weights
@@ -25,6 +24,7 @@ from miles_dmd.engines.sglang.wire import Ask, Sampling, read_conditions, reques
 from miles_dmd.errors import EngineError, EngineRefused
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.pipelines.weights import weight_files
+from miles_dmd.training.export import LazyTensors
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}
 """Largest relative difference of a prompt's embedding. Measured with the digits teacher: 0.19 where one of three
 tokenizers calls two words by each other's number, 0.85 for another encoder."""
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""What SGLang calls them."""
+"""SGLang's names of precisions."""
 STACKED = (
     (".q_proj.", ".k_proj.", ".v_proj.", ".qkv_proj."),
     (".SelfAttention.q.", ".SelfAttention.k.", ".SelfAttention.v.", ".SelfAttention.qkv_proj."),
@@ -48,17 +48,17 @@ ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class Encoders:
-    """Of the run, to compare servers with."""
+    """Text encoders of the run, to compare servers with."""
 
-    checkpoint: Path
+    directory: Path
     family: Served
     dtype: str
     texts: Sequence[str]
     prompts: PromptTable
-    """What ``texts`` are to the trainers."""
+    """``texts`` as the trainers encode them."""
     sampling: Sampling
     by_weights: bool
-    """Whether weights are compared, too: not at a server that the run has started from this directory."""
+    """True where weights are compared, too: not at a server that the run has started from this directory."""
 
     def require_same(self, client: Client, capabilities: Capabilities, patience: Patience) -> None:
         """Raises EngineRefused for a server that encodes prompts otherwise than the run."""
@@ -76,14 +76,14 @@ class Encoders:
                 log.warning("%s: weights of %s cannot be compared: %s", client.url, component, error)
                 return
             raise EngineRefused(
-                f"{client.url} has another {component} than {self.checkpoint}: {self._cure(client, component)}"
+                f"{client.url} has another {component} than {self.directory}: {self._cure(client, component)}"
             ) from error
 
     def _cure(self, client: Client, component: str) -> str:
         for precision in PRECISIONS:
             with contextlib.suppress(EngineError):
                 weights.compare(client, self._digests(component, precision), component)
-                wanted = " ".join([self.dtype] * len(self.family.text_encoders))
+                wanted = " ".join(self.family.encoder_precisions(self.dtype))
                 return f"it holds it in {precision}; start it with --text-encoder-precisions {wanted}"
         return "serve --hf-checkpoint there"
 
@@ -91,7 +91,7 @@ class Encoders:
     def _digests(self, component: str, precision: str) -> Mapping[str, str]:
         return {
             name: weights.digest(value.to(PRECISIONS[precision]))
-            for name, value in as_served(weight_files(self.checkpoint / component))
+            for name, value in as_served(weight_files(self.directory / component))
         }
 
     @functools.cached_property
@@ -123,9 +123,9 @@ class Encoders:
             if apart > TOLERANCE[self.dtype]:
                 raise EngineRefused(
                     f"{client.url} encodes {text[:60]!r} otherwise than the run ({name} differs by {apart:.2g} of its "
-                    f"size): it has other text encoders or tokenizers than {self.checkpoint}, or another precision; "
+                    f"size): it has other text encoders or tokenizers than {self.directory}, or another precision; "
                     f"serve --hf-checkpoint there, with --text-encoder-precisions "
-                    f"{' '.join([self.dtype] * len(self.family.text_encoders))}"
+                    f"{' '.join(self.family.encoder_precisions(self.dtype))}"
                 )
 
 
@@ -136,21 +136,15 @@ def _apart(found: Tensor, expected: Tensor) -> float:
 
 def as_served(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
     """(name, value) of each parameter of a text encoder as SGLang names and stacks them, one in memory at a time."""
-    with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(str(path), "pt")) for path in files]
-        where: dict[str, Callable[[], Tensor]] = {
-            name: functools.partial(file.get_tensor, name)
-            for file in opened
-            for name in file.keys()  # noqa: SIM118
-        }
-        for name, parts in sorted(_stacked(where).items()):
-            value = torch.cat([where[part]() for part in parts])
-            if name == "shared.weight":
-                value = torch.nn.functional.pad(value, (0, 0, 0, -len(value) % ROWS))
-            yield name, value
+    stored = LazyTensors(files)
+    for name, parts in sorted(_stacked(stored).items()):
+        value = torch.cat([stored[part] for part in parts])
+        if name == "shared.weight":
+            value = torch.nn.functional.pad(value, (0, 0, 0, -len(value) % ROWS))
+        yield name, value
 
 
-def _stacked(names: Mapping[str, object]) -> dict[str, list[str]]:
+def _stacked(names: Collection[str]) -> dict[str, list[str]]:
     """SGLang's name -> those of the file of which it is made."""
     found: dict[str, list[str]] = {}
     for name in names:

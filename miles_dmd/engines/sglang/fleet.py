@@ -1,179 +1,232 @@
-"""Servers of a run: admission, eviction, readmission, sleep and wake."""
+"""Fleet of SGLang servers: admission, load balancing, eviction, readmission, sleep and wake."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from miles_dmd.engines.sglang import weights
-from miles_dmd.engines.sglang.client import Client, Patience, nobody_listens
-from miles_dmd.engines.sglang.families import Served
-from miles_dmd.engines.sglang.pool import Member, Pool, outcomes
-from miles_dmd.engines.sglang.probe import Capabilities, other_law, probe, report
+from miles_dmd.engines.sglang.client import HEALTH_TIMEOUT, Client, Patience, nobody_listens
+from miles_dmd.engines.sglang.families import Served, served
+from miles_dmd.engines.sglang.probe import Capabilities, checksum, probe, report, sampling_mismatch
 from miles_dmd.engines.sglang.wire import Sampling
 from miles_dmd.errors import EngineError, EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
 
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
+    from miles_dmd.engines.sglang import Options
+
 log = logging.getLogger(__name__)
 
-KNOCK = 5.0
-"""Seconds for the first word of a server that was taken out: it may hang for ever, and is asked again next time."""
 SLEEP, WAKE = "/release_memory_occupation", "/resume_memory_occupation"
-
-
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 RequireEncoders = Callable[[Client, Capabilities, Patience], None]
 """Raises EngineError for a server that encodes prompts otherwise than the run."""
 
 
+@dataclass(eq=False)
+class Member:
+    client: Client
+    capabilities: Capabilities
+    version: int | None = None
+    """Version of the weights that it holds."""
+    mismatch: str = ""
+    """Difference of its samples from the in-process engine's; empty where there is none."""
+    checksum: str = ""
+    """Checksum of its network after the last update, where it does not count updates."""
+    evicted: str = ""
+    """Reason of its eviction; empty while it is admitted."""
+    compared: bool = False
+    """True once weights that it was sent have been compared with what it holds."""
+    slept: bool = False
+    """True where the run has put it to sleep, and not woken it since."""
+    outstanding: int = field(default=0, repr=False)
+
+    def __str__(self) -> str:
+        differs = f"; samples differ from the in-process engine's: {self.mismatch}" if self.mismatch else ""
+        return f"{self.client.url}: {self.capabilities}{differs}"
+
+
+def outcomes(members: Sequence[Member], call: Callable[[Member], object]) -> list[tuple[Member, EngineError | None]]:
+    """``call`` for all members at once, so that one that hangs delays no other: each with its failure, or None."""
+
+    def tried(member: Member) -> EngineError | None:
+        try:
+            call(member)
+        except EngineError as error:
+            return error
+        return None
+
+    if not members:
+        return []
+    with ThreadPoolExecutor(len(members)) as threads:
+        return list(zip(members, threads.map(tried, members), strict=True))
+
+
 class Fleet:
     def __init__(
-        self,
-        clients: Sequence[Client],
-        sampling: Sampling,
-        *,
-        family: Served,
-        text: str,
-        options: Any,
-        dtype: str,
-        require_encoders: RequireEncoders,
+        self, args: Args, clients: Sequence[Client], sampling: Sampling, text: str, require_encoders: RequireEncoders
     ) -> None:
         """``text`` is the prompt of probes. Raises EngineError that names the first server that cannot be used."""
-        self.sampling, self.family, self.text, self.dtype = sampling, family, text, dtype
-        self.require_encoders = require_encoders
-        self.patience = Patience(options.sglang_probe_timeout, options.sglang_deadline)
-        self.knock = Patience(min(KNOCK, self.patience.timeout), 0.0)
+        self.family, self.dtype = served(args.model_family), args.compute_dtype
+        self.sampling, self.text, self.require_encoders = sampling, text, require_encoders
+        options: Options = args.engine_options
+        deadline = options.sglang_deadline
+        self.patience = Patience(options.sglang_probe_timeout, deadline, "--sglang-probe-timeout")
+        self.first_sample = Patience(options.sglang_first_sample_timeout, deadline, "--sglang-first-sample-timeout")
+        self.impatience = Patience(min(HEALTH_TIMEOUT, self.patience.timeout), 0.0, "")
         self.attached = bool(options.sglang_url)
         self.asleep = False
-        self.pool = Pool([self._introduced(client) for client in clients])
+        self._lock = threading.Lock()
+        self.members = tuple(map(self._introduced, clients))
+
+    # -- load balancing ---------------------------------------------------------------------------------------------
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(map(_note, self.pool.members))
+    def admitted(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if not member.evicted)
 
-    # -- who is there -----------------------------------------------------------------------------------------------
+    @property
+    def evicted(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.evicted)
+
+    def require_one(self) -> None:
+        """Raises EngineError where no server is admitted, with the reason of each eviction."""
+        if not self.admitted:
+            raise EngineError(f"no SGLang server is left: {'; '.join(member.evicted for member in self.members)}")
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[Member]:
+        """The admitted server with the fewest requests under way, for one more. Thread-safe. See ``require_one``."""
+        with self._lock:
+            self.require_one()
+            member = min(self.admitted, key=lambda member: member.outstanding)
+            member.outstanding += 1
+        try:
+            yield member
+        finally:
+            with self._lock:
+                member.outstanding -= 1
+
+    # -- admission --------------------------------------------------------------------------------------------------
 
     def _introduced(self, client: Client) -> Member:
-        capabilities = self._usable(client, client.patience)  # its first sample may take as long as any
-        law = other_law(client, self.sampling, capabilities, self.text, self.dtype)
-        checksum = weights.checksum(client) if capabilities.updates is None else ""
-        return Member(client, capabilities, law=law, version=0, checksum=checksum)
+        capabilities = self._usable(client)
+        mismatch = self._mismatch(client, capabilities, self.first_sample)
+        held = checksum(client) if capabilities.updates is None else ""
+        return Member(client, capabilities, version=0, mismatch=mismatch, checksum=held)
 
-    def _usable(self, client: Client, samples: Patience) -> Capabilities:
-        """Of a server that nothing is known of yet. Raises EngineError for one that cannot be used, with the reason."""
-        capabilities = self._awake(client, probe(client, self.family.pipeline, patience=self.patience))
+    def _mismatch(self, client: Client, capabilities: Capabilities, patience: Patience) -> str:
+        return sampling_mismatch(client, self.sampling, capabilities, self.text, self.dtype, patience=patience)
+
+    def _usable(self, client: Client) -> Capabilities:
+        """Capabilities of an unknown server, awake. Raises EngineError for one that cannot be used, with the reason."""
+        capabilities = probe(client, self.family.pipeline, patience=self.patience)
+        if capabilities.asleep or not capabilities.plugin:  # without our plugin it does not tell
+            client.succeed(WAKE, {}, patience=self.patience)
+            capabilities = replace(capabilities, asleep=False)
         require_precision(client.url, capabilities, self.dtype, self.family)
-        self.require_encoders(client, capabilities, samples)
+        self.require_encoders(client, capabilities, self.first_sample)
         return capabilities
 
-    def _awake(self, client: Client, capabilities: Capabilities) -> Capabilities:
-        """Whoever used it last may have left it asleep. Without our plugin it does not tell, and is woken anyway."""
-        if capabilities.plugin and not capabilities.asleep:
-            return capabilities
-        client.succeed(WAKE, {}, patience=self.patience)
-        return replace(capabilities, asleep=False)
-
-    def returning(self) -> list[Member]:
-        """Those that were taken out and are back: awake, and with weights of nobody knows which version."""
-        found = outcomes(self.pool.out, self._is_back)
+    def returning(self, members: Sequence[Member]) -> list[Member]:
+        """Those of the evicted ``members`` that are back: awake, with weights of an unknown version."""
+        found = outcomes(members, self._is_back)
         for member, error in found:
-            member.wrong = str(error) if error else member.wrong
+            member.evicted = str(error) if error else member.evicted
         return [member for member, error in found if error is None]
 
     def _is_back(self, member: Member) -> None:
         # where nobody else is left, one that is being started again is waited for
-        member.client.get("/health", patience=self.knock if self.pool.admitted else self.patience)
-        member.capabilities = self._usable(member.client, self.patience)
+        member.client.get("/health", patience=self.impatience if self.admitted else self.patience)
+        member.capabilities = self._usable(member.client)
         member.slept = member.compared = False
         member.version = None
 
     def readmit(self, members: Sequence[Member]) -> None:
-        """After real samples, drawn as ever; that a server is alive says little."""
-        for member, error in outcomes(members, self._samples_as_ever):
-            member.wrong = str(error) if error else ""
-            log.warning("%s %s", member.client.url, f"stays out: {error}" if error else "is taken in again")
+        """Admit again whoever draws real samples as before: that a server is alive says little."""
+        for member, error in outcomes(members, self._require_same_samples):
+            member.evicted = str(error) if error else ""
+            log.warning("%s %s", member.client.url, f"stays evicted: {error}" if error else "is readmitted")
 
-    def _samples_as_ever(self, member: Member) -> None:
-        law = other_law(
-            member.client, self.sampling, member.capabilities, self.text, self.dtype, patience=self.patience
-        )
-        if law != member.law:
+    def _require_same_samples(self, member: Member) -> None:
+        found = self._mismatch(member.client, member.capabilities, self.patience)
+        if found != member.mismatch:
             raise EngineMisanswer(
-                f"{member.client.url} samples otherwise than before it was taken out: "
-                f"{law or 'as the in-process engine does'}, then {member.law or 'as the in-process engine does'}"
+                f"{member.client.url} samples otherwise than before its eviction: "
+                f"{found or 'as the in-process engine does'}, then {member.mismatch or 'as the in-process engine does'}"
             )
 
-    def take_out(self, member: Member, why: EngineError) -> None:
-        if not member.wrong:  # of several requests that fail, the first tells it
-            member.wrong = str(why)
-            log.warning("%s is taken out: %s", member.client.url, why)
+    # -- eviction ---------------------------------------------------------------------------------------------------
 
-    def take_out_the_dead(self) -> None:
-        """One that does not answer is asked for nothing any more."""
-        for member, error in outcomes(self.pool.admitted, self._answers):
+    def evict(self, member: Member, reason: EngineError) -> None:
+        if not member.evicted:  # of several requests that fail, the first gives the reason
+            member.evicted = str(reason)
+            log.warning("%s is evicted: %s", member.client.url, reason)
+
+    def evict_unreachable(self) -> None:
+        for member, error in outcomes(self.admitted, self._require_health):
             if error:
-                self.take_out(member, error)
+                self.evict(member, error)
 
-    def _answers(self, member: Member) -> None:
+    def _require_health(self, member: Member) -> None:
         member.client.get("/health", patience=self.patience)
 
-    def take_out_the_changed(self) -> bool:
-        """Whether one that counts no updates was found with other weights than it was sent last."""
-        found = outcomes([member for member in self.pool.admitted if member.checksum], self._is_unchanged)
-        for member, error in found:
-            if error:
-                self.take_out(member, error)
-        return any(error for _, error in found)
+    def evict_changed(self, members: Iterable[Member]) -> list[Member]:
+        """Those of ``members`` that hold other weights than they were sent last, which are asked for it."""
+        changed = [(member, error) for member, error in outcomes(list(members), self._require_unchanged) if error]
+        for member, error in changed:
+            self.evict(member, error)
+        return [member for member, _ in changed]
 
-    def _is_unchanged(self, member: Member) -> None:
-        if weights.checksum(member.client) != member.checksum:
-            raise EngineUnavailable(
-                f"{member.client.url} holds other weights than it was sent: it was restarted, or somebody else "
-                "updates it"
-            )
+    def _require_unchanged(self, member: Member) -> None:
+        if not member.checksum:
+            found = report(member.client, member.capabilities.version, patience=self.patience)
+            require_updates(member, found.updates)
+        elif checksum(member.client) != member.checksum:
+            raise EngineUnavailable(f"{member.client.url} holds other weights than it was sent: {CHANGED}")
 
     def health(self) -> Mapping[str, str]:
         """server -> empty, or what is wrong with it."""
-        found = dict(outcomes(self.pool.admitted, self._answers))
-        return {member.client.url: member.wrong or str(found.get(member) or "") for member in self.pool.members}
+        found = dict(outcomes(self.admitted, self._require_health))
+        return {member.client.url: member.evicted or str(found.get(member) or "") for member in self.members}
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def sleep(self) -> None:
-        """Returns when every server that answers has given its memory back: a trainer may use the device then."""
-        self.take_out_the_dead()
+        """Return when every server that answers has given its memory back: a trainer may use the device then."""
+        self.evict_unreachable()
         self._settle(asleep=True)
-        for member, error in outcomes(self.pool.out, self._give_back):
+        for member, error in outcomes(self.evicted, lambda member: self._switch(member, True, self.impatience)):
             if error and not isinstance(error, EngineGone) and not nobody_listens(error):
                 log.warning("%s may keep its memory while trainers compute: %s", member.client.url, error)
         self.asleep = True
 
     def wake(self) -> None:
-        self.take_out_the_dead()
+        self.evict_unreachable()
         self._settle(asleep=False)
         self.asleep = False
 
     def _settle(self, *, asleep: bool) -> None:
-        for member, error in outcomes(self.pool.admitted, lambda member: self._settled(member, asleep)):
+        for member, error in outcomes(self.admitted, lambda member: self._settled(member, asleep)):
             if isinstance(error, EngineUnavailable):
-                self.take_out(member, error)
+                self.evict(member, error)
             elif error:
                 raise error
         if not self.attached:  # nobody starts those again; of others, one may be back for the next weights
-            self.pool.require_one()
+            self.require_one()
 
     def _settled(self, member: Member, asleep: bool) -> None:
         found = self._switch(member, asleep, self.patience)
-        if found is not None and found.updates != member.capabilities.updates:
-            raise changed(member, found.updates)
-
-    def _give_back(self, member: Member) -> None:
-        """One that was taken out and lives on has the device's memory like any other."""
-        self._switch(member, True, self.knock)
+        if found is not None:
+            require_updates(member, found.updates)
 
     def _switch(self, member: Member, asleep: bool, patience: Patience) -> Capabilities | None:
-        """What the server is then, where our plugin tells it."""
+        """Put to sleep or wake; the server's report afterwards, where it has our plugin."""
         path = SLEEP if asleep else WAKE
         member.slept = asleep or member.slept  # also where the answer does not come
         member.client.succeed(path, {}, patience=patience)
@@ -187,13 +240,13 @@ class Fleet:
         return found
 
     def close(self) -> None:
-        """Servers that others go on using are left as they were found; those of the run end with it."""
+        """Wake servers that others go on using; those of the run end with it."""
         if self.attached:
-            slept = [member for member in self.pool.members if member.slept]
-            for member, error in outcomes(slept, lambda member: self._switch(member, False, self.knock)):
+            slept = [member for member in self.members if member.slept]
+            for member, error in outcomes(slept, lambda member: self._switch(member, False, self.impatience)):
                 if error:
                     log.warning("%s may be left asleep: %s", member.client.url, error)
-        for member in self.pool.members:
+        for member in self.members:
             member.client.close()
 
 
@@ -204,21 +257,19 @@ def require_precision(server: str, capabilities: Capabilities, dtype: str, famil
     }
     found = sorted({kind.removeprefix("torch.") for kind in told.values()})
     if found and found != [PRECISIONS[dtype]]:
-        encoders = " ".join([dtype] * len(family.text_encoders))
         raise EngineRefused(
             f"{server} holds its network in {' and '.join(found)}, and --compute-dtype is {dtype}: start it with "
-            f"--dit-precision {dtype} --text-encoder-precisions {encoders}"
+            f"--dit-precision {dtype} --text-encoder-precisions {' '.join(family.encoder_precisions(dtype))}"
         )
 
 
-def changed(member: Member, updates: int | None) -> EngineUnavailable:
-    """The failure of a server that has had other weight updates than the run's."""
-    return EngineUnavailable(
-        f"{member.client.url} has had {updates} weight updates, and {member.capabilities.updates} are known: it was "
-        "restarted, or somebody else updates it"
-    )
+CHANGED = "it was restarted, or somebody else updates it"
 
 
-def _note(member: Member) -> str:
-    differs = f"; samples differ from the in-process engine's: {member.law}" if member.law else ""
-    return f"{member.client.url}: {member.capabilities}{differs}"
+def require_updates(member: Member, updates: int | None) -> None:
+    """Raises EngineUnavailable for a server that has had other weight updates than the run's."""
+    if updates != member.capabilities.updates:
+        raise EngineUnavailable(
+            f"{member.client.url} has had {updates} weight updates, and {member.capabilities.updates} are known: "
+            f"{CHANGED}"
+        )

@@ -13,10 +13,13 @@ import secrets
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
 
 
-def weights_root(args: Any) -> Path:
+def weights_root(args: Args) -> Path:
     return Path(args.cache_dir) / "sglang" / "weights"
 
 

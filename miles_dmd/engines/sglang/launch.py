@@ -15,14 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import httpx
 
-from miles_dmd.engines.sglang.families import served
-from miles_dmd.engines.sglang.schedule import scheduler_directory
+from miles_dmd.engines.sglang.families import scheduler_directory, served
 from miles_dmd.engines.sglang.server_flags import words
 from miles_dmd.errors import EngineError
+
+if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
+    from miles_dmd.contracts.engine import StartServer
+    from miles_dmd.engines.sglang import Options
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +35,6 @@ POLL, GRACE = 0.5, 10.0
 ATTEMPTS = 100
 LOOPBACK = "127.0.0.1"
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Variables that would show the server's Python our packages."""
-
-
 PORT_TAKEN = ("unavailable and --strict-ports", "address already in use")
 """Last words of a server one of whose ports somebody else took before it did."""
 HALF_DEAD = "offline request broker exited"
@@ -78,7 +79,7 @@ class ManagedServer:
         self._watcher.start()
 
     def wait(self) -> str:
-        """Until it answers; its address. Started again on other ports where somebody was quicker to take one."""
+        """Wait until it answers; its address. It starts again on other ports where somebody else took one first."""
         limit = time.monotonic() + self.start_timeout
         while time.monotonic() < limit:
             if self._answers():
@@ -97,7 +98,7 @@ class ManagedServer:
         )
 
     def _answers(self) -> bool:
-        """Whether it is ready, and it is this one."""
+        """Return whether it is ready, and no stranger at its port."""
         with contextlib.suppress(httpx.TransportError, ValueError), httpx.Client(timeout=5.0, trust_env=False) as http:
             if http.get(f"{self.url}/health").status_code == 200:
                 found = http.get(f"{self.url}/server_info").json()
@@ -138,8 +139,8 @@ class ManagedServer:
         self._end()
 
 
-def serve(args: Any, *, device: str, number: int, host: str) -> ManagedServer:
-    options = args.engine_options
+def serve(args: Args, *, device: str, number: int, host: str) -> ManagedServer:
+    options: Options = args.engine_options
     folder = Path(options.sglang_log_dir or Path(args.cache_dir) / "sglang" / "logs")
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-server{number}.log"
     return ManagedServer(
@@ -151,11 +152,12 @@ def serve(args: Any, *, device: str, number: int, host: str) -> ManagedServer:
     )
 
 
-def command(args: Any, host: str, ports: Ports, name: str) -> list[str]:
-    options, family = args.engine_options, served(args.model_family)
+def command(args: Args, host: str, ports: Ports, name: str) -> list[str]:
+    options: Options = args.engine_options
+    family = served(args.model_family)
     return [
-        *(options.sglang_python, "-m", "miles_dmd_sglang.serve", "--die-with-stdin"),
-        *("--model-path", str(Path(args.hf_checkpoint).resolve()), "--model-id", family.model_id),
+        *(str(options.sglang_python), "-m", "miles_dmd_sglang.serve", "--die-with-stdin"),
+        *("--model-path", str(Path(args.hf_checkpoint or "").resolve()), "--model-id", family.model_id),
         *("--component-paths.scheduler", str(scheduler_directory(args).resolve())),
         # with a path of one component, sglang no longer looks whether all of them fit the device, and would stream T5
         # from the host for every sample
@@ -166,14 +168,18 @@ def command(args: Any, host: str, ports: Ports, name: str) -> list[str]:
         *("--scheduler-port", str(ports.scheduler), "--master-port", str(ports.master)),
         *("--warmup-mode", "off", "--sleep-on-idle"),  # an idle server keeps a core busy otherwise
         *("--dit-precision", args.compute_dtype, "--vae-precision", "fp32"),
-        *("--text-encoder-precisions", *[args.compute_dtype] * len(family.text_encoders)),
+        *("--text-encoder-precisions", *family.encoder_precisions(args.compute_dtype)),
         *words(options.sglang_args),
     ]
 
 
-def environment(args: Any, *, device: str, host: str) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if name not in FOREIGN}
-    env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+def own_environment() -> dict[str, str]:
+    """Environment of this process without what would show a server's Python our packages."""
+    return {name: value for name, value in os.environ.items() if name not in FOREIGN}
+
+
+def environment(args: Args, *, device: str, host: str) -> dict[str, str]:
+    env = {**own_environment(), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if host == LOOPBACK:
         env["GLOO_SOCKET_IFNAME"] = "lo"
     if device == "cpu":
@@ -201,6 +207,4 @@ def free_ports(host: str) -> Ports:
 
 
 if TYPE_CHECKING:  # mypy compares what the engine type names as text
-    from miles_dmd.contracts.engine import StartServer
-
     _serve: StartServer = serve

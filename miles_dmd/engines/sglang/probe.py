@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from miles_dmd.engines.sglang.client import Client, Patience
-from miles_dmd.engines.sglang.identity import identify
+from miles_dmd.engines.sglang.preflight import identify
 from miles_dmd.engines.sglang.wire import PROTOCOL, Ask, Sample, Sampling, read_answer, request_body
 from miles_dmd.errors import EngineMisanswer, EngineRefused
 
+MODULE = "transformer"
+"""SGLang's name of the denoising network, and its folder in a pipeline directory."""
 REPORT = "miles_dmd:report"
 """Asked of /get_weights_checksum as if it were a module; a server without the plugin has no such module."""
 SEED = 2**62 + 12345
-"""Of the probe's samples; a server that cuts seeds to 32 bits would draw something else."""
+"""Seed of the probe's samples; a server that cuts seeds to 32 bits would draw something else."""
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.1}
 
 
@@ -26,7 +27,7 @@ class Capabilities:
     plugin: str = ""
     """Version of our plugin; empty where it is not there."""
     cannot_stop: str = "it has no plugin of ours"
-    """Why the server cannot stop at a step; empty where it can."""
+    """Reason for which the server cannot stop at a step; empty where it can."""
     device: str = "unknown"
     parameters: Mapping[str, tuple[tuple[int, ...], str]] | None = None
     """name -> (shape, dtype) of the network's parameters; None where the server does not tell."""
@@ -53,7 +54,7 @@ def probe(client: Client, pipeline: str, *, patience: Patience | None = None) ->
 
 
 def report(client: Client, version: str, *, patience: Patience | None = None) -> Capabilities:
-    """What our plugin says there now."""
+    """Report of our plugin there, fresh."""
     answer = client.post("/get_weights_checksum", {"module_names": [REPORT]}, patience=patience).get(REPORT)
     if not isinstance(answer, dict):
         return Capabilities(version=version)
@@ -62,10 +63,6 @@ def report(client: Client, version: str, *, patience: Patience | None = None) ->
             f"{client.url} has our plugin with protocol {answer.get('protocol')}, this is {PROTOCOL}: install this "
             "version's sglang_plugin/ into the server's environment"
         )
-    return _from_plugin(answer, version, client.url)
-
-
-def _from_plugin(answer: Mapping[str, Any], version: str, server: str) -> Capabilities:
     try:
         return Capabilities(
             version=version,
@@ -76,8 +73,13 @@ def _from_plugin(answer: Mapping[str, Any], version: str, server: str) -> Capabi
             updates=int(answer["counters"]["updates"]),
             asleep=bool(answer["asleep"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise EngineMisanswer(f"{server}: our plugin's report lacks or garbles {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise EngineMisanswer(f"{client.url}: our plugin's report lacks or garbles {error}") from error
+
+
+def checksum(client: Client) -> str:
+    """SHA-256 over names and bytes of all parameters of the server's network."""
+    return str(client.post("/get_weights_checksum", {"module_names": [MODULE]}).get(MODULE))
 
 
 def take_sample(
@@ -89,11 +91,11 @@ def take_sample(
     return read_answer(body, sampling, ask, client.url)
 
 
-def other_law(
+def sampling_mismatch(
     client: Client, sampling: Sampling, capabilities: Capabilities, text: str, dtype: str,
     *, patience: Patience | None = None,
 ) -> str:  # fmt: skip
-    """How the server draws its noise or takes its steps otherwise than the in-process engine; empty where it does not.
+    """Difference of the server's noise and steps from the in-process engine's; empty where there is none.
 
     Ours: one CPU generator a sample, which draws the initial latents and then one tensor per re-noised step.
     """

@@ -12,10 +12,10 @@ OWN = (
     "--text-encoder-precisions", "--die-with-stdin", "--component-paths.scheduler",
 )  # fmt: skip
 OTHER_NAMES = ("--config", "--scheduler-path", "--component-precisions", "--model-subfolder", "--pipeline-class-name")
-"""By which the same could be said."""
+"""Flags that would set the same."""
 DEVICES = ("--tp-size", "--num-gpus", "--sp-degree", "--ulysses-degree", "--ring-degree", "--dp-size", "--dp",
            "--data-parallel-size", "--cfg-parallel-size", "--hsdp-shard-dim")  # fmt: skip
-"""Of a server on several devices."""
+"""Flags of a server on several devices."""
 
 
 def words(flags: str) -> list[str]:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from miles_dmd.engines.sglang.schedule import check_grid
+from miles_dmd.engines.sglang.families import check_grid
 from miles_dmd.errors import EngineMisanswer
 
 PROTOCOL = 1

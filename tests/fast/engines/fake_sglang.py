@@ -45,7 +45,7 @@ class FakeServer:
         """path -> a call made when it has done what it was asked; an exception that it gives is its answer."""
         self.down = self.insomniac = self.deaf = False
         """Dead; says that it sleeps and does not; drops the weights that it is sent."""
-        self.dtype, self.shape, self.tp_size = "torch.float32", [1], 1
+        self.dtype, self.shape, self.tp_size, self.cannot_stop = "torch.float32", [1], 1, ""
         self.counts = True
         """Whether it counts weight updates."""
         self.waited = []
@@ -96,8 +96,9 @@ class FakeServer:
         if name == "transformer":
             return {name: hashlib.sha256(b"scale" + self.scale.numpy().tobytes()).hexdigest()}
         report = {
-            "protocol": self.protocol, "plugin": "0.1.0", "cannot_stop": "", "device": "cpu", "asleep": self.asleep,
-            "counters": {"forwards": 0, "updates": self.updates}, "parameters": {"scale": [self.shape, self.dtype]},
+            "protocol": self.protocol, "plugin": "0.1.0", "cannot_stop": self.cannot_stop, "device": "cpu",
+            "asleep": self.asleep, "counters": {"forwards": 0, "updates": self.updates},
+            "parameters": {"scale": [self.shape, self.dtype]},
         }  # fmt: skip
         return {name: report if self.plugin else "not_found"}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-import stamina
 import torch
 from safetensors.torch import save_file
+from tenacity import wait_none
 
-from miles_dmd.engines.sglang import Options
+from miles_dmd.engines.sglang import Options, client
 from miles_dmd.engines.sglang.folders import OwnFolder, sweep
 from miles_dmd.errors import EngineError, EngineRefused
 
@@ -65,7 +65,7 @@ def test_server_that_comes_back_asleep_is_woken():
 
     engine.update_weights(new(0.5), 1)
 
-    assert [member.wrong for member in engine.pool.members] == ["", ""]
+    assert [member.evicted for member in engine.fleet.members] == ["", ""]
     assert len(engine.generate(requests(*[1] * 6))) == 6
 
 
@@ -73,11 +73,9 @@ def test_server_that_comes_back_asleep_is_woken():
 
 
 @pytest.fixture
-def at_once():
-    """Repetitions do not wait, and end after ten attempts."""
-    stamina.set_testing(True, attempts=10)
-    yield
-    stamina.set_testing(False)
+def at_once(monkeypatch):
+    """Repetitions do not wait."""
+    monkeypatch.setattr(client, "BACKOFF", wait_none())
 
 
 @pytest.mark.usefixtures("at_once")
@@ -102,52 +100,6 @@ def test_only_server_may_fail_for_a_moment_at_any_call(path, failure):
 
     assert server.failing[path] == []
     assert engine.health() == {"http://a": ""}
-
-
-@pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("while_it", ["sleeps", "wakes", "is updated"])
-def test_attached_server_that_is_restarted_is_waited_for_and_given_the_next_weights(while_it):
-    server = FakeServer()
-    engine = engine_of(server, sglang_deadline=30.0)
-    engine.update_weights(new(0.5), 1)
-    refused = httpx.ConnectError("refused")
-    refused.__cause__ = ConnectionRefusedError()
-
-    def restarts():
-        server.restart()
-        server.failing["all"] = [refused] * 2
-
-    if while_it == "sleeps":
-        restarts()
-    engine.sleep()
-    if while_it == "wakes":
-        restarts()
-    engine.wake()
-    if while_it == "is updated":
-        restarts()
-    engine.update_weights(new(0.25), 2)
-
-    assert (server.scale, server.failing["all"]) == (0.25, [])
-    assert engine.generate(requests(1)).policy_version == 2
-
-
-def test_server_that_was_restarted_with_other_encoders_stays_out():
-    lost, steady = FakeServer(), FakeServer()
-    others = []
-
-    def require_encoders(client, capabilities, patience):
-        if client.url in others:
-            raise EngineRefused(f"{client.url} has another text_encoder")
-
-    engine = engine_of(lost, steady, require_encoders=require_encoders)
-    engine.update_weights(new(0.5), 1)
-    lost.restart()
-    others.append("http://a")
-    engine.generate(requests(*[1] * 6))
-
-    engine.update_weights(new(0.25), 2)
-
-    assert engine.pool.members[0].wrong.endswith("has another text_encoder")
 
 
 def test_network_in_another_precision_is_named_with_the_cure():
@@ -184,7 +136,43 @@ def test_server_that_hangs_is_given_seconds_and_not_minutes():
     engine.update_weights(new(0.5), 1)
 
     assert sorted(set(hung.waited)) == [5.0, 7.0]
-    assert "no answer in time" in engine.health()["http://a"]
+    assert "/health: no answer within 5 s" in engine.health()["http://a"]
+
+
+def require_a_sample(client, capabilities, patience):
+    """As the comparison of encoders does, which takes the very first."""
+    client.generate({"prompt": "a cat", "seed": 1, **SAMPLE}, patience=patience)
+
+
+SAMPLE = {"rollout_return_step_indices": [0], "extra_sampling_params": {}}
+
+
+@pytest.mark.parametrize("require_encoders", [fake.no_encoders, require_a_sample])
+def test_server_that_hangs_at_its_first_sample_is_given_a_limit_of_its_own(require_encoders):
+    server = FakeServer()
+    server.hung = {"/rollout/generate"}
+
+    with pytest.raises(EngineError, match="rollout/generate: no answer within --sglang-first-sample-timeout 9"):
+        engine_of(server, require_encoders=require_encoders, sglang_first_sample_timeout=9.0)
+
+    assert server.waited[-1] == 9.0
+
+
+def test_server_that_comes_back_is_given_that_limit_again_and_any_later_sample_the_usual_one():
+    lost, steady = FakeServer(), FakeServer()
+    limits = {"sglang_first_sample_timeout": 9.0, "sglang_probe_timeout": 7.0}
+    engine = engine_of(lost, steady, require_encoders=require_a_sample, **limits)
+    lost.down = True
+    engine.generate(requests(*[1] * 6))
+    lost.restart()
+    lost.waited.clear()
+
+    engine.update_weights(new(0.5), 1)
+    assert 9.0 in lost.waited
+
+    steady.down = True
+    engine.generate(requests(1))
+    assert lost.waited[-1] == 600.0
 
 
 @pytest.mark.parametrize("path", ["/rollout/generate", "/update_weights_from_tensor", "/resume_memory_occupation"])
@@ -199,7 +187,7 @@ def test_server_that_fails_while_it_comes_back_stays_out_and_the_update_succeeds
 
     engine.update_weights(new(0.5), 1)
 
-    assert [bool(member.wrong) for member in engine.pool.members] == [True, False]
+    assert [bool(member.evicted) for member in engine.fleet.members] == [True, False]
     assert engine.generate(requests(1)).policy_version == 1
 
 
@@ -213,7 +201,7 @@ def test_dead_server_is_taken_out_while_another_comes_back():
 
     engine.update_weights(new(0.5), 1)
 
-    assert [bool(member.wrong) for member in engine.pool.members] == [False, True, False]
+    assert [bool(member.evicted) for member in engine.fleet.members] == [False, True, False]
     assert steady.scale == lost.scale == 0.5
 
 
@@ -240,28 +228,14 @@ def test_server_that_comes_back_with_another_law_stays_out():
 
     engine.update_weights(new(0.5), 1)
 
-    assert "samples otherwise than before it was taken out: its initial latents" in engine.pool.members[0].wrong
-
-
-def test_restart_of_a_server_without_our_plugin_is_found_out(checkpoint):
-    """It counts no updates, so its weights are asked for."""
-    restarted, steady = FakeServer(plugin=False), FakeServer(plugin=False)
-    engine = engine_of(restarted, steady, sglang_weights="tensor", checkpoint=checkpoint)
-    engine.update_weights(new(0.5), 1)
-    expected = engine.generate(requests(*[2] * 6))
-    restarted.restart()
-
-    found = engine.generate(requests(*[2] * 6))
-
-    assert torch.equal(found.clean, expected.clean)
-    assert "holds other weights than it was sent" in engine.pool.members[0].wrong
+    assert "samples otherwise than before its eviction: its initial latents" in engine.fleet.members[0].evicted
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     """Pipeline directory of the fake server's network."""
     (tmp_path / "transformer").mkdir()
-    save_file({"scale": torch.ones(1)}, tmp_path / "transformer" / "model.safetensors")
+    save_file({"scale": torch.ones(1)}, tmp_path / "transformer" / "diffusion_pytorch_model.safetensors")
     return tmp_path
 
 

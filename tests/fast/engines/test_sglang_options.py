@@ -12,9 +12,8 @@ from processes import lives, wait_for
 
 from miles_dmd.config.cli import parse_args
 from miles_dmd.engines.sglang import launch
-from miles_dmd.engines.sglang.families import served
+from miles_dmd.engines.sglang.families import scheduler_directory, served
 from miles_dmd.engines.sglang.launch import ManagedServer, Ports, command, environment, free_ports, serve
-from miles_dmd.engines.sglang.schedule import scheduler_directory
 from miles_dmd.engines.sglang.server_flags import owned
 from miles_dmd.errors import ConfigError, EngineError
 from miles_dmd.preflight.rules import resolve

@@ -72,7 +72,7 @@ def test_server_that_fails_is_taken_out_and_its_samples_come_from_another(failur
     found = engine.generate(requests(*[1] * 6))
 
     assert torch.equal(found.clean, expected.clean)
-    assert [bool(member.wrong) for member in engine.pool.members] == [True, False]
+    assert [bool(member.evicted) for member in engine.fleet.members] == [True, False]
 
 
 def fail(server, how):
@@ -112,7 +112,7 @@ def test_server_that_was_restarted_is_found_out():
     found = engine.generate(requests(*[2] * 6))
 
     assert torch.equal(found.clean, expected.clean)
-    assert "it was restarted, or somebody else updates it" in engine.pool.members[0].wrong
+    assert "it was restarted, or somebody else updates it" in engine.fleet.members[0].evicted
 
 
 def test_server_that_comes_back_gets_the_weights_and_a_real_sample_before_it_is_taken_in():
@@ -125,7 +125,7 @@ def test_server_that_comes_back_gets_the_weights_and_a_real_sample_before_it_is_
 
     engine.update_weights(new(0.5), 1)
 
-    assert [member.wrong for member in engine.pool.members] == ["", ""]
+    assert [member.evicted for member in engine.fleet.members] == ["", ""]
     assert lost.scale == 0.5
     assert lost.asked.index("/update_weights_from_tensor") < lost.asked.index("/rollout/generate")
 
@@ -138,7 +138,7 @@ def test_server_that_answers_but_cannot_sample_stays_out():
 
     engine.update_weights(new(0.5), 1)
 
-    assert [bool(member.wrong) for member in engine.pool.members] == [True, False]
+    assert [bool(member.evicted) for member in engine.fleet.members] == [True, False]
 
 
 def test_failed_update_of_one_server_fails_and_nothing_is_sampled_until_one_succeeds():

@@ -48,7 +48,7 @@ def test_sharded_half_precision_weights_survive_loading_and_writing(
     sharded_source, tmp_path, monkeypatch, change, dtype
 ):
     monkeypatch.setattr(export, "SHARD_SIZE", 20_000)
-    monkeypatch.setattr(export, "BUCKET_BYTES", 10_000)
+    monkeypatch.setattr("miles_dmd.training.export.BUCKET_BYTES", 10_000)
     network = load_network(FAMILY, sharded_source)
     parameters = {name: value.detach() + change for name, value in network.named_parameters()}
     half = len(parameters) // 2

@@ -195,7 +195,7 @@ def test_weights_are_copies_of_everything_that_trains(house):
 def test_weights_travel_in_buckets_that_are_gathered_when_asked_for(house, monkeypatch):
     gathered = []
     full = trained_module._full
-    monkeypatch.setattr(trained_module, "BUCKET_BYTES", 200_000)
+    monkeypatch.setattr("miles_dmd.training.trained.BUCKET_BYTES", 200_000)
     monkeypatch.setattr(trained_module, "_full", lambda value: gathered.append(value.nbytes) or full(value))
     actor = house.trainer("actor")
     buckets = actor.weights("student")

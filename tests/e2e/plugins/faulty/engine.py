@@ -9,8 +9,8 @@ from miles_dmd.engines.inprocess import engine as inprocess
 
 def num_servers(args):
     """None. A driver that is about to start Ray's actors calls this: from here on it shows its requests to Ray."""
-    if asking := sys.modules.get("miles_dmd.cluster.asking"):
-        show_requests(asking.Asker)
+    if timed := sys.modules.get("miles_dmd.cluster.supervision.timed_calls"):
+        show_requests(timed.TimedCalls)
     return 0
 
 

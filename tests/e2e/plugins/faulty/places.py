@@ -49,12 +49,12 @@ def come_to(place: str, who: str, rank: int = 0) -> None:
 
 
 @cache  # once a process
-def show_requests(asker):
+def show_requests(calls):
     """Leave a file ``asks-DOING`` just before each request to Ray that a driver makes from here on."""
-    ask = asker.ask
+    run = calls.run
 
     def shown(self, doing, *more, **named):
         (directory() / f"asks-{doing}").touch()
-        return ask(self, doing, *more, **named)
+        return run(self, doing, *more, **named)
 
-    asker.ask = shown
+    calls.run = shown

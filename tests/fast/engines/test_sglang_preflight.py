@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from miles_dmd.engines.sglang.knock import knock
+from miles_dmd.engines.sglang.preflight import preflight
 from miles_dmd.errors import ConfigError
 from miles_dmd.run import DistillationTrainer, main
 
@@ -92,7 +92,7 @@ def test_address_where_nobody_listens_is_asked_for_as_long_as_any_call(make_args
     args = make_args("--rollout-engine", "sglang", "--sglang-url", nobody, "--sglang-deadline", "1")
 
     with pytest.raises(ConfigError, match=rf"--sglang-url {nobody}: .*ConnectError"):
-        knock(args)
+        preflight(args)
 
     assert f"{nobody}/health: ConnectError" in caplog.text
 
@@ -102,8 +102,8 @@ def test_every_address_is_asked(make_args, answering, nobody):
     args = make_args("--rollout-engine", "sglang", "--sglang-url", *urls, "--sglang-deadline", "0.2")
 
     with pytest.raises(ConfigError, match=f"--sglang-url {nobody}"):
-        knock(args)
-    knock(make_args("--rollout-engine", "sglang", "--sglang-url", urls[0]))
+        preflight(args)
+    preflight(make_args("--rollout-engine", "sglang", "--sglang-url", urls[0]))
 
 
 def program(path, text):
@@ -128,7 +128,7 @@ def test_environment_that_lacks_something_is_refused(make_args, tmp_path, text, 
     python = program(tmp_path / "python", text)
 
     with pytest.raises(ConfigError) as error:
-        knock(make_args("--rollout-engine", "sglang", "--sglang-python", python))
+        preflight(make_args("--rollout-engine", "sglang", "--sglang-python", python))
 
     assert str(error.value).startswith(f"--sglang-python {python} ")
     assert reason in str(error.value)
@@ -149,10 +149,50 @@ def test_file_that_is_no_program_is_refused(make_args, tmp_path):
     path.chmod(0o755)
 
     with pytest.raises(ConfigError, match=rf"--sglang-python {path} cannot be run"):
-        knock(make_args("--rollout-engine", "sglang", "--sglang-python", str(path)))
+        preflight(make_args("--rollout-engine", "sglang", "--sglang-python", str(path)))
 
 
-def test_knocking_imports_no_torch():
-    script = "import sys, miles_dmd.engines.sglang.knock; sys.exit('torch' in sys.modules)"
+def test_preflight_imports_no_torch():
+    script = "import sys, miles_dmd.engines.sglang.preflight; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False, cwd=Path("/")).returncode == 0
+
+
+# -- dry runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_tells_what_was_asked_and_what_was_not(flags, answering, capsys):
+    url = answering(said())
+
+    status = main(flags("--rollout-engine", "sglang", "--sglang-url", url, "--dry-run"))
+
+    assert status == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"SGLang: {url} runs SGLang 0.5.23; weights, encoders, grid and samples are compared when the run starts"
+    )
+
+
+def test_dry_run_refuses_what_a_run_would_and_waits_for_no_server(flags, nobody, capsys):
+    status = main(flags("--rollout-engine", "sglang", "--sglang-url", nobody, "--dry-run"))
+
+    error = capsys.readouterr().err
+    assert status == 2
+    assert f"--sglang-url {nobody}: no SGLang server that can be used answers there" in error
+    assert "asked again" not in error
+
+
+def test_dry_run_asks_the_python_of_servers_that_the_run_would_start(make_args, flags, tmp_path, capsys):
+    python = program(tmp_path / "python", "echo 0.1.0 0.5.23")
+    more = ("--rollout-engine", "sglang", "--dry-run", "--sglang-python")
+
+    assert preflight(make_args(*more, python)).startswith(
+        f"SGLang: --sglang-python {python} has sglang 0.5.23 and plugin 0.1.0; "
+    )
+    assert main(flags(*more, sys.executable)) == 2
+    assert "has no sglang with our plugin" in capsys.readouterr().err
+
+
+def test_things_of_another_node_are_not_asked_which_is_told(make_args, nobody):
+    args = make_args("--rollout-engine", "sglang", "--sglang-url", nobody, "--ray-address", "10.0.0.1:6379")
+
+    assert preflight(args).startswith("SGLang: nothing was asked, because servers and Python are those of the rollout")
