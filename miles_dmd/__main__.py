@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from miles_dmd.early import prepare_process
 from miles_dmd.streams import OutputError, leave, say, show
@@ -16,7 +17,7 @@ PROGRAM = "miles-dmd"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: done; 1: a file cannot be read, or the output not written; 2: refused; 130: stopped. Each but the first in one
+    """0: done; 1: the output cannot be written; 2: refused; 130: stopped. Each but the first in one
     line. What ``train`` returns stands at ``miles_dmd.run.main``."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["train"]:
@@ -38,7 +39,7 @@ def _look(words: Sequence[str]) -> int:
         if error.reader_gone:
             return 0
     except OSError as error:
-        said, code = f"{error.filename or 'a file'} cannot be read: {error.strerror}", 1
+        said, code = f"error: {error.filename or 'a file'} cannot be read: {error.strerror}; name another", 2
     except KeyboardInterrupt:
         said, code = "stopped by SIGINT", 130
     say(f"{PROGRAM}: {said}")
@@ -49,9 +50,17 @@ def _inspect(words: Sequence[str]) -> int:
     import argparse
 
     from miles_dmd.checkpoint.inspect import inspect
+    from miles_dmd.errors import ConfigError
+    from miles_dmd.registry import nearest
     from miles_dmd.version import VERSION
 
-    parser = argparse.ArgumentParser(PROGRAM, description="Train, and look at what a run left.")
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            wrong = next((word for word in words if f"{word!r} (choose from" in message), "")
+            hint = nearest(wrong, ("train", "checkpoint", "inspect")) if wrong else ""
+            raise ConfigError(f"{message.removeprefix('argument ')}{hint}; `{self.prog} --help` shows what it takes")
+
+    parser = Parser(PROGRAM, description="Train, and look at what a run left.")
     parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("train", add_help=False, help="distil a model; `miles-dmd train --help` lists the flags")

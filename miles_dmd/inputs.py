@@ -22,6 +22,7 @@ DEEPEST = 64
 LONGEST_NUMBER = 40
 """Digits: transformers writes "no limit" as a number of 31."""
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+_OF_THE_KERNEL = ("/proc", "/sys")
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -109,6 +110,8 @@ def unwritable(path: str | Path) -> str:
         return f"{nearest} is a link to {os.readlink(nearest)}, which is not there"
     if not is_folder(nearest):
         return f"{nearest} is no directory"
+    if os.stat(nearest).st_dev in {os.stat(root).st_dev for root in _OF_THE_KERNEL if exists(root)}:
+        return f"{nearest} is the kernel's own, and keeps no files"  # root may write there, says its mode
     return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written to"
 
 

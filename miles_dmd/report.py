@@ -13,6 +13,7 @@ from miles_dmd.config.flags import per_trainer
 from miles_dmd.config.values import kinds
 from miles_dmd.memory import memory
 from miles_dmd.observe.tables import Table
+from miles_dmd.pipelines.consistency import lacking
 from miles_dmd.plan import UpdatePhaseSpec
 from miles_dmd.plan.schedule import fresh_batches
 from miles_dmd.preflight.prompt_table import table_bytes
@@ -29,6 +30,16 @@ def run_tables(run: ResolvedRun) -> str:
     """All tables as text."""
     tables = (trainer_table, options_table, schedule_table, rollout_table, batch_table, placement_table, memory_table)
     return "\n\n".join(str(table(run)) for table in tables)
+
+
+def unchecked(run: ResolvedRun) -> str:
+    """A line on what a dry run leaves to the run itself."""
+    left = ["GPUs were not counted"] if run.args.device != "cpu" else []
+    if run.args.ray_address is not None:
+        left.append(f"--ray-address {run.args.ray_address} was not asked")
+    if any(lacking(path, run.family) for path in run.directories):
+        left.append("weights that are missing were not read")
+    return f"Not checked by --dry-run: {'; '.join([*left, 'whether the networks can be built, and memory suffices'])}"
 
 
 def _own_options(options: Any) -> list[tuple[str, str]]:

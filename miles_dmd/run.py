@@ -47,7 +47,7 @@ from miles_dmd.preflight.resume import Resume, open_resume
 from miles_dmd.preflight.rules import resolve
 from miles_dmd.preflight.run_directory import clear, own_directory
 from miles_dmd.prompts import PromptSource
-from miles_dmd.report import run_tables
+from miles_dmd.report import run_tables, unchecked
 from miles_dmd.run_logger import RunLogger
 from miles_dmd.saving import CheckpointSaver, Observer, RunState, remembering
 from miles_dmd.signals import StopRequest, listening
@@ -266,6 +266,7 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
                     if run.resume is not None:
                         run.resume.verify()
                         show(f"\n{run.resume}")
+                    show(f"\n{unchecked(run)}")
     except HelpShown:
         return 0
     except BaseException as error:  # noqa: BLE001 - the one place where a failure is told; a plug-in may exit, too

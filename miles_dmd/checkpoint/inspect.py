@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from miles_dmd.checkpoint.manifest import Manifest, check_presence, check_sums, read_manifest
 from miles_dmd.checkpoint.store import find_checkpoint, whole_checkpoints
+from miles_dmd.errors import ConfigError
 from miles_dmd.shown import aligned, printable
 
 
@@ -14,6 +15,8 @@ def inspect(directory: str, *, verify: bool = False) -> str:
 
     Raises CheckpointError for one that is damaged, FormatError for one of another format.
     """
+    if not directory:
+        raise ConfigError("DIR '' is empty; name a checkpoint, or a run's directory")
     path = find_checkpoint(directory, None)
     manifest = read_manifest(path)
     check_presence(path, manifest)

@@ -121,7 +121,7 @@ def find_checkpoint(load: str, save: str | None) -> Path:
     directory = Path(save or "") if load == LATEST else Path(load).expanduser()
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is no directory; name a run's, its {FOLDER} folder, or one checkpoint")
-    if (directory / manifest.NAME).is_file() or _NAME.fullmatch(directory.name):
+    if (directory / manifest.NAME).exists() or _NAME.fullmatch(directory.name):
         _require_manifest(directory)
         return directory
     found = whole_checkpoints(directory / FOLDER) or whole_checkpoints(directory)
@@ -137,5 +137,5 @@ def run_directory(checkpoint: Path) -> Path | None:
 
 
 def _require_manifest(directory: Path) -> None:
-    if not (directory / manifest.NAME).is_file():
+    if not (directory / manifest.NAME).exists():
         raise CheckpointError(f"{directory} has no {manifest.NAME}: it is no whole checkpoint")

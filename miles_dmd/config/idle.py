@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
 
@@ -11,6 +12,8 @@ from miles_dmd.config.flags import Given
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import flag_name
 from miles_dmd.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,11 @@ def without_idle(preset: Given, typed: Given, args_of: Callable[[Given], Args]) 
     preset for a cluster need not strike its Ray flags out. What is idle in the preset by itself stays, to be refused.
     """
     by_itself, together = idle(args_of(preset)), idle(args_of(preset.under(typed)))
-    return preset.without(together.keys() - by_itself.keys())
+    dropped = together.keys() - by_itself.keys()
+    if dropped:
+        names = ", ".join(sorted(flag_name(name, role).removeprefix("--") for role, name in dropped))
+        logger.info("flags of the command line switch off what the preset asks for: %s", names)
+    return preset.without(dropped)
 
 
 def _of_run(args: Args, unread: Unread) -> Iterator[tuple[Where, object]]:

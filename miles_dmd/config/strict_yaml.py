@@ -19,6 +19,12 @@ DEEPEST = 20
 _TRAPS = {"int": re.compile(r"[_:]|^[+-]?0[\dxb]|^\+"), "float": re.compile(r"[_:]|^\+")}
 """YAML 1.1 reads 010 as 8, 1:30 as 90, and 0b11 as 3; +3 is no number on the command line either."""
 
+_CURES = {
+    "tag": "tags (!name) are not read; take it out, or put the text in quotes",
+    "another document": "a preset is one document; take out what follows ---",
+    r"'\t'": "indent with spaces",
+}
+"""Part of a problem, as the YAML library words it -> the cure."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -31,7 +37,8 @@ def read_yaml(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}" if mark else f"line {_line_of(text, error)}"
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "is no YAML"
-        raise ConfigError(f"{path}: {line}: {problem}") from error
+        cure = next((f"; {cure}" for part, cure in _CURES.items() if part in problem), "")
+        raise ConfigError(f"{path}: {line}: {problem}{cure}") from error
 
 
 def _line_of(text: str, error: yaml.YAMLError) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from miles_dmd.errors import ConfigError
-from miles_dmd.inputs import other_locale, unsound
+from miles_dmd.inputs import LONGEST_NUMBER, other_locale, unsound
 from miles_dmd.registry import nearest
 from miles_dmd.shown import shown
 
@@ -38,6 +38,8 @@ class Range:
         return above and (value < self.high if self.open_high else value <= self.high)
 
     def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.low}"
         if self.high >= LARGEST:
             return f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
         return f"in {'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
@@ -187,10 +189,15 @@ def _one_from_text(kind: Kind, text: str, name: str) -> Any:
         return text
     if not _NUMBER.fullmatch(text):
         raise _refusal(kind, text, name)
+    if kind.type is int and len(text) > LONGEST_NUMBER:
+        raise ConfigError(f"{name} {shown(text)} has {len(text):,} digits, and must be {kind.in_words(math.inf)}")
     try:
-        return kind.type(text)
-    except ValueError as error:  # 1.5 is no int, nor are 5000 digits to Python
+        value = kind.type(text)
+    except ValueError as error:  # 1.5 is no int
         raise _refusal(kind, text, name) from error
+    if value in (math.inf, -math.inf) and "inf" not in text.lower():  # 1e400
+        raise ConfigError(f"{name} {shown(text)} is beyond what a float can hold, and must be {kind}")
+    return value
 
 
 def _one(kind: Kind, value: Any, name: str) -> Any:

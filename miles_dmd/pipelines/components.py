@@ -11,9 +11,14 @@ from typing import Annotated, Literal
 from miles_dmd.config.values import Positive, Range
 from miles_dmd.errors import ConfigError
 from miles_dmd.pipelines.documents import read_config
+from miles_dmd.shown import shown
 
 Shapes = dict[str, tuple[int, ...]]
 MOST_LEVELS = 8
+ACTIVATIONS = frozenset(
+    ["gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate", "hardswish", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "prelu", "xielu"]
+)
+"""Functions that transformers has by name."""
 Size = Annotated[int, Range(1, 65_536)]
 Words = Annotated[int, Range(1, 10_000_000)]
 Layers = Annotated[int, Range(1, 1000)]
@@ -25,6 +30,10 @@ class Vae:
 
     _class_name: Literal["AutoencoderKL"] = "AutoencoderKL"
     block_out_channels: tuple[Size, ...] = (64,)
+    down_block_types: tuple[Literal["DownEncoderBlock2D", "AttnDownEncoderBlock2D"], ...] | None = None
+    up_block_types: tuple[Literal["UpDecoderBlock2D", "AttnUpDecoderBlock2D"], ...] | None = None
+    act_fn: Literal["swish", "silu", "mish", "gelu", "relu"] = "silu"
+    norm_num_groups: Size = 32
     latent_channels: Size = 4
     scaling_factor: Positive = 0.18215
     shift_factor: float | None = None
@@ -45,6 +54,9 @@ class Tokenizer:
 class Clip:
     """CLIPTextModelWithProjection."""
 
+    model_type: Literal["clip_text_model", "clip"] = "clip_text_model"
+    hidden_act: str = "quick_gelu"
+    num_attention_heads: Size = 8
     projection_dim: Size = 512
     hidden_size: Size = 512
     intermediate_size: Size = 2048
@@ -57,6 +69,7 @@ class Clip:
 class T5:
     """T5EncoderModel."""
 
+    model_type: Literal["t5"] = "t5"
     d_model: Size = 512
     d_kv: Size = 64
     d_ff: Size = 2048
@@ -73,7 +86,40 @@ def read_vae(path: Path) -> Vae:
         raise ConfigError(
             f"{path}: block_out_channels has {levels} levels, and there are 1 to {MOST_LEVELS}; download it again"
         )
+    for blocks in ("down_block_types", "up_block_types"):
+        if (found := getattr(decoder, blocks)) is not None and len(found) != levels:
+            raise ConfigError(
+                f"{path}: {blocks} has {len(found)} levels, and block_out_channels {levels}; download it again"
+            )
+    for channels in decoder.block_out_channels:
+        _require_divides(path, "block_out_channels", channels, "norm_num_groups", decoder.norm_num_groups)
     return decoder
+
+
+def read_clip(path: Path) -> Clip:
+    """Of its config.json. Raises ConfigError for one that transformers could not build."""
+    encoder = read_config(Clip, path)
+    _require_activation(path, "hidden_act", encoder.hidden_act, encoder.hidden_act)
+    _require_divides(path, "hidden_size", encoder.hidden_size, "num_attention_heads", encoder.num_attention_heads)
+    return encoder
+
+
+def read_t5(path: Path) -> T5:
+    """Of its config.json. Raises ConfigError for one that transformers could not build."""
+    encoder = read_config(T5, path)
+    name = encoder.feed_forward_proj
+    _require_activation(path, "feed_forward_proj", name, name.removeprefix("gated-"))
+    return encoder
+
+
+def _require_activation(path: Path, argument: str, written: str, function: str) -> None:
+    if function not in ACTIVATIONS:
+        raise ConfigError(f"{path}: {argument} {shown(written)} is no activation of transformers; download it again")
+
+
+def _require_divides(path: Path, whole: str, size: int, parts: str, number: int) -> None:
+    if size % number:
+        raise ConfigError(f"{path}: {parts} {number} does not divide {whole}, {size}; download it again")
 
 
 def linear(name: str, inputs: int, outputs: int) -> Shapes:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import is_file
 from miles_dmd.pipelines.comparison import require_same_content
-from miles_dmd.pipelines.directory import VOCABULARIES, require_pipeline, require_tokenizer
+from miles_dmd.pipelines.directory import (
+    VOCABULARIES,
+    require_pipeline,
+    require_tokenizer,
+    require_tokenizer_class,
+)
 from miles_dmd.pipelines.documents import read_json
 from miles_dmd.pipelines.foreign import other_weights
 from miles_dmd.pipelines.quantised import refuse_quantised
@@ -30,6 +35,8 @@ def check_pipeline(directory: Path, family: ModelFamily, *, weights: bool) -> No
         folder = directory / component
         if holds_weights(component, family) and (weights or not is_lacking(folder, family)):
             require_weights(folder, family.pipeline)
+        if component.startswith("tokenizer"):
+            require_tokenizer_class(folder, read_json(directory / "model_index.json")[component])
         if component.startswith("tokenizer") and (weights or not is_lacking(folder, family)):
             require_tokenizer(folder)
     network = directory / family.network_component

@@ -17,12 +17,14 @@ VOCABULARIES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
 """A tokenizer's words: the first, or the second, or the other two."""
 _REPOSITORY = re.compile(r"(https:/+huggingface\.co/)?(?P<owner>[A-Za-z0-9][\w-]*)/(?P<name>[A-Za-z0-9][\w.-]*)")
 _LIBRARIES = ("diffusers", "transformers")
+_ANY_TOKENIZER = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
+"""Classes that tell nothing of the words."""
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
 def require_pipeline(directory: Path, pipeline: str, components: Mapping[str, Sequence[str]]) -> None:
     """Raises ConfigError unless ``directory`` is a pipeline of that class with all ``components``, of their classes."""
-    if exists(directory) and not is_file(directory / "model_index.json"):
+    if exists(directory) and not exists(directory / "model_index.json"):
         raise ConfigError(no_pipeline(directory, pipeline))
     if not is_folder(directory):
         raise ConfigError(f"is no directory{_download(str(directory))}")
@@ -52,6 +54,9 @@ def require_pipeline(directory: Path, pipeline: str, components: Mapping[str, Se
 
 def _download(name: str) -> str:
     """What to do instead of naming a directory that is not there; a name on the hub is not one."""
+    parent = Path(name).parent
+    if parent != Path() and is_folder(parent):
+        return f" ({parent} is there, and has no {Path(name).name}); name the folder that holds model_index.json"
     if (found := _REPOSITORY.fullmatch(name)) is None:
         return "; name one that holds a pipeline, such as `hf download REPOSITORY --local-dir DIR` makes"
     folder = found["name"]
@@ -82,13 +87,44 @@ def require_tokenizer(directory: Path) -> None:
             raise ConfigError(pointer(path))
     if is_file(path := directory / VOCABULARIES[0]):
         try:
-            json.loads(read_text(path))
+            words = json.loads(read_text(path))
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is no JSON ({error}); download it again") from error
+        _require_words_of(path, words)
         return
     spiece, vocabulary, merges = (is_file(directory / name) for name in VOCABULARIES[1:])
     if not spiece and not (vocabulary and merges):
         raise ConfigError(
             f"{directory} has neither tokenizer.json nor spiece.model nor vocab.json with merges.txt; download it "
             "completely"
+        )
+
+
+def _require_words_of(path: Path, words: Any) -> None:
+    """Raises ConfigError where the encoder beside a tokenizer has no embedding of one of its words."""
+    encoder = path.parent.with_name(path.parent.name.replace("tokenizer", "text_encoder")) / "config.json"
+    size = read_json(encoder).get("vocab_size") if is_file(encoder) else None
+    model = words.get("model") if isinstance(words, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, (dict, list)) or not vocabulary:
+        raise ConfigError(f"{path} has no vocabulary; download it again")
+    if isinstance(size, int) and len(vocabulary) > size:
+        raise ConfigError(
+            f"{path} has {len(vocabulary):,} words, and {encoder} a vocab_size of {size:,}: they do not belong "
+            "together; download both again from one place"
+        )
+
+
+def require_tokenizer_class(directory: Path, entry: Sequence[Any]) -> None:
+    """Raises ConfigError where tokenizer_config.json is of another class than ``entry`` of model_index.json."""
+    path = directory / "tokenizer_config.json"
+    found = read_json(path).get("tokenizer_class") if is_file(path) else None
+    wanted = str(entry[-1])
+    if isinstance(found, str) and (plain := found.removesuffix("Fast")) not in (
+        wanted.removesuffix("Fast"),
+        *_ANY_TOKENIZER,
+    ):
+        raise ConfigError(
+            f"{path}: tokenizer_class {shown(plain)} is not the {wanted} that model_index.json names; its folder is "
+            "another tokenizer's, so download it again"
         )

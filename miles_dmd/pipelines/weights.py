@@ -8,19 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd.errors import ConfigError
-from miles_dmd.inputs import is_file
+from miles_dmd.inputs import exists, is_file, read_bytes
 from miles_dmd.pipelines.documents import read_json, read_once, require_beside
 from miles_dmd.pipelines.foreign import is_pointer, other_names, other_weights, pointer
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 ENCODER_WEIGHTS = "model.safetensors"
 _LARGEST_HEADER = 100 * 2**20
+_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+_BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8)
+_BITS |= dict.fromkeys(("I16", "U16", "F16", "BF16"), 16) | dict.fromkeys(("I32", "U32", "F32"), 32)
+_BITS |= dict.fromkeys(("I64", "U64", "F64", "C64"), 64)
+"""dtype of safetensors -> bits of one value."""
 
 
 def require_weights(directory: Path, pipeline: str) -> None:
     """Raises ConfigError unless all weight files of a component are there, and whole."""
     for path in weight_files(directory):
         if not is_file(path):
+            if exists(path):
+                read_bytes(path)  # which says what it is
             if why := other_weights(directory, path.name, pipeline):
                 raise ConfigError(why)
             raise ConfigError(f"lacks the weights {path}; download them, or look at the run with --dry-run")
@@ -123,9 +130,7 @@ def tensor_entries(path: Path) -> dict[str, dict[str, Any]]:
             header: dict[str, dict[str, Any]] = json.loads(file.read(length))
             size = path.stat().st_size
         header.pop("__metadata__", None)
-        for entry in header.values():
-            tuple(map(int, entry["shape"]))
-        end = 8 + length + max(int(entry["data_offsets"][1]) for entry in header.values())
+        end = 8 + length + _end(header)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -133,3 +138,20 @@ def tensor_entries(path: Path) -> dict[str, dict[str, Any]]:
     if size != end:
         raise damaged
     return header
+
+
+def _end(header: Mapping[str, Mapping[str, Any]]) -> int:
+    """Bytes of all tensors. Raises ValueError unless they follow each other without a gap, each as long as its shape
+    and dtype make it, as the library has it."""
+    end = 0
+    for entry in sorted(header.values(), key=lambda entry: tuple(entry["data_offsets"])):
+        numbers = (*entry["shape"], *entry["data_offsets"])
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError(f"{numbers} are no sizes and places")
+        start, stop = entry["data_offsets"]
+        if start != end or math.prod(entry["shape"]) * _BITS[entry["dtype"]] != 8 * (stop - start):
+            raise ValueError(f"a tensor at {start} to {stop} after {end}")
+        end = stop
+    if not header:
+        raise ValueError("no tensors")
+    return end

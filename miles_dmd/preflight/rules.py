@@ -34,11 +34,12 @@ from miles_dmd.preflight.plugins import (
 from miles_dmd.preflight.prompt_table import check_room
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.preflight.resume import open_resume
-from miles_dmd.preflight.run_directory import check_save
+from miles_dmd.preflight.run_directory import check_save, inputs
 from miles_dmd.registry import nearest
 from miles_dmd.shown import shown
 
 logger = logging.getLogger(__name__)
+NO_MEMORY = "there is no memory left to read it; raise `ulimit -v`, or end what else uses memory"
 
 
 def resolve(args: Args) -> ResolvedRun:
@@ -78,6 +79,8 @@ def _naming_flags(args: Args) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"{_flag_and_path(error.filename, args)}: {error.strerror}; name another") from error
+    except MemoryError as error:
+        raise ConfigError(f"{' '.join(_read_flags(args))}: {NO_MEMORY}") from error
 
 
 def check_required(args: Args) -> None:
@@ -145,6 +148,8 @@ def check_pipelines(run: ResolvedRun) -> None:
             require_alike(run.family, path, *first, known=digests(run.args.cache_dir))
         except ConfigError as error:
             raise ConfigError(f"{flag} {path}: {error}") from error
+        except MemoryError as error:
+            raise ConfigError(f"{flag} {path}: {NO_MEMORY}") from error
         except OSError as error:
             raise ConfigError(f"{flag} {path}: {error.filename} cannot be read ({error.strerror})") from error
 
@@ -223,6 +228,14 @@ def check_keep_best(run: ResolvedRun) -> None:
         )
 
 
+def check_alarms(run: ResolvedRun) -> None:
+    if run.args.alarm_saturation >= 1:
+        raise ConfigError(
+            f"--alarm-saturation {run.args.alarm_saturation:g} is a share of latents, and none is above 1, so it would "
+            "never ring; name less than 1, or 0 to switch it off"
+        )
+
+
 def check_idle(run: ResolvedRun) -> None:
     idle.check_idle(run.args)
 
@@ -236,6 +249,7 @@ RULES: tuple[Callable[[ResolvedRun], None], ...] = (
     check_batch_divides,
     check_local,
     check_idle,
+    check_alarms,
     check_warmup,
     check_places,
     check_device,
@@ -264,6 +278,11 @@ def _flag_and_path(path: Any, args: Args) -> str:
     within = [(flag, root) for flag, root in _paths(args) if place.is_relative_to(root)]
     flag = max(within, key=lambda found: len(found[1].parts))[0] if within else ""  # the nearest folder is meant
     return f"{flag} {path}".strip()
+
+
+def _read_flags(args: Args) -> Iterator[str]:
+    """Flags that name what a run reads, with their values."""
+    return (f"{flag} {path}" for flag, path in inputs(args))
 
 
 def _paths(args: Args) -> Iterator[tuple[str, Path]]:

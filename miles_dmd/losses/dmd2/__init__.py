@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from miles_dmd import registry
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.config.values import Natural, NonNegative, Repeats, Shift, Steps
+from miles_dmd.config.values import Guidance, Natural, NonNegative, Repeats, Shift, Steps
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2.observed import ALARMS, HEADLINE, PANELS
@@ -32,7 +32,7 @@ class Options:
     fake_warmup_cycles: Natural = 1
     """Cycles before the first in which only the fake score trains: it starts as the teacher, so that without guidance
     the first student gradient would be exactly zero."""
-    teacher_guidance: float = 4.0
+    teacher_guidance: Guidance = 4.0
     """Guidance scale s of the teacher's score, standard form: uncond + s * (cond - uncond); 1 is no guidance. CausVid's
     and Self-Forcing's w, in cond + w * (cond - uncond), is s - 1: their 3.0 is 4.0 here."""
     dm_sigma_min: float = 0.02
@@ -80,10 +80,6 @@ def teacher_sampling(args: Args) -> dict[str, Any]:
 
 def check(args: Args) -> None:
     options: Options = args.loss_options
-    if options.teacher_guidance < 1:
-        raise ConfigError(
-            f"--teacher-guidance {options.teacher_guidance} is below 1, which is no guidance; pass 1 or more"
-        )
     if options.teacher_guidance > 1 and not registry.load("models", args.model_family).can_guide:
         raise ConfigError(
             f"--teacher-guidance {options.teacher_guidance} needs an unconditional branch, and --model-family "

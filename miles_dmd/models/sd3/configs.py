@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from miles_dmd.config.values import Natural, Positive, Range
 from miles_dmd.errors import ConfigError
-from miles_dmd.pipelines.components import T5, Clip, Layers, Size, Tokenizer, Vae, read_vae
+from miles_dmd.pipelines.components import T5, Clip, Layers, Size, Tokenizer, Vae, read_clip, read_t5, read_vae
 from miles_dmd.pipelines.documents import read_config
 
 TRAIN_TIMESTEPS = 1000
@@ -83,11 +83,11 @@ def tokenizer(directory: Path) -> Tokenizer:
 
 
 def clip(directory: Path, folder: str) -> Clip:
-    return read_config(Clip, directory / folder / "config.json")
+    return read_clip(directory / folder / "config.json")
 
 
 def t5(directory: Path) -> T5:
-    return read_config(T5, directory / "text_encoder_3" / "config.json")
+    return read_t5(directory / "text_encoder_3" / "config.json")
 
 
 def check(directory: Path) -> None:
