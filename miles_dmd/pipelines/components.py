@@ -16,8 +16,12 @@ from miles_dmd.shown import shown
 Shapes = dict[str, tuple[int, ...]]
 MOST_LEVELS = 8
 ACTIVATIONS = frozenset(
-    ["gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate", "hardswish", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "prelu", "xielu"]
-)
+    {
+        "gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "gelu_python_tanh",
+        "gelu_accurate", "hardswish", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu",
+        "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "prelu", "xielu",
+    }
+)  # fmt: skip
 """Functions that transformers has by name."""
 Size = Annotated[int, Range(1, 65_536)]
 Words = Annotated[int, Range(1, 10_000_000)]

@@ -57,7 +57,7 @@ def without(file):
         (moved("text_encoder_3/model.safetensors"), "text_encoder_3", "model.safetensors"),
         (moved("vae/diffusion_pytorch_model.safetensors"), "vae", "diffusion_pytorch_model.safetensors"),
         (edited("vae/config.json", act_fn="mish"), "vae", "config.json"),
-        (edited("text_encoder_2/config.json", hidden_act="quick_gelu2"), "text_encoder_2", "config.json"),
+        (edited("text_encoder_2/config.json", hidden_act="gelu_new"), "text_encoder_2", "config.json"),
         (edited("tokenizer_3/tokenizer_config.json", model_max_length=10), "tokenizer_3", "tokenizer_config.json"),
         (swapped("tokenizer/tokenizer.json", "seven", "sevem"), "tokenizer", "tokenizer.json"),
     ],
