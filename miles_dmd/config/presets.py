@@ -116,8 +116,7 @@ def read_preset(name: str) -> Preset:
         content = read_yaml(path)
     except ConfigError as error:
         raise ConfigError(f"--config {error}") from error
-    # args: alone, too, but not a name that is none, which is refused by that name
-    if not content or (isinstance(content, dict) and content.keys() <= set(TOP) and not any(content.values())):
+    if content in (None, {}) or content == {"args": None}:
         raise ConfigError(f"--config {path}: the file asks for nothing; write arguments under args:, or leave it out")
     _refuse_flat(content, path)
     document = mapping(content, str(path), TOP)
