@@ -51,9 +51,19 @@ def trainer_table(run: ResolvedRun) -> Table:
 
 
 def options_table(run: ResolvedRun) -> Table:
-    thresholds = {alarm.option for alarm in run.alarms}  # of the run's watch, not of its training
-    rows = [row for row in _own_options(run.args.loss_options) if row[0] not in thresholds]
+    """The loss type's options, each as the groups that read it have it; alarms are of the run's watch, not of this."""
+    alarms = {alarm.option for alarm in run.alarms}
+    rows = [(name, _option(name, run)) for name in kinds(run.loss_type.options) if name not in alarms]
     return Table(f"Loss type {run.args.loss_type}", rows or [("no options", "")])
+
+
+def _option(name: str, run: ResolvedRun) -> str:
+    """``3``, or ``critic 3, actor 1`` where trainers differ."""
+    readers = run.loss_type.trainers_of(name) or tuple(run.trainers)
+    values = {group: _shown(getattr(run.trainers[group].loss_options, name)) for group in readers}
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    return ", ".join(f"{group} {value}" for group, value in values.items())
 
 
 def schedule_table(run: ResolvedRun) -> Table:

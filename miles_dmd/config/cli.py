@@ -1,9 +1,11 @@
 """Command line parsing: defaults, then the preset, then flags. Refusals are ConfigErrors."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args
@@ -17,6 +19,9 @@ from miles_dmd.config.values import ANY, flag_name, from_text, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.shown import shown
 from miles_dmd.streams import show
+
+if TYPE_CHECKING:
+    from miles_dmd.contracts.loss import LossType
 
 PROGRAM = "train_diffusion.py"
 DESCRIPTION = "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets]."
@@ -43,7 +48,7 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
     loss_type, engine = registry.load("losses", loss_name), registry.load("engines", engine_name)
     if preset.nested is not NOTHING:
         check_nested(preset.nested, loss_name, loss_type.plan(Args(loss_type=loss_name, hf_checkpoint="unnamed")))
-    flags = flags_of(loss_name, loss_type.options, loss_type.roles, engine=engine_name, engine_options=engine.options)
+    flags = flags_of(loss_name, loss_type, engine_name, engine)
     from_flags = _given(words, flags, loss_name, loss_type.roles, program)
 
     def args_of(given: Given) -> Args:
@@ -55,7 +60,24 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
         )
 
     from_preset = preset.given(flags, loss_name, loss_type.roles)
-    return args_of(without_idle(from_preset, from_flags, args_of).under(from_flags))
+    given = without_idle(from_preset, from_flags, args_of).under(from_flags)
+    _refuse_overridden(given, loss_type)
+    return args_of(given)
+
+
+def _refuse_overridden(given: Given, loss_type: LossType) -> None:
+    """Raises ConfigError for a value of the run that none of its trainers reads, since each has its own."""
+    of_run = {name: value for name, value in given.run.items() if name in per_trainer()}
+    for name, value in {**of_run, **given.loss}.items():
+        readers = loss_type.roles if name in of_run else loss_type.trainers_of(name)
+        own = {role: given.trainers.get(role, {}) for role in readers}
+        if own and all(name in overrides for overrides in own.values()):
+            flags = " and ".join(flag_name(name, role) for role in own)
+            values = ", ".join(f"{role} {overrides[name]}" for role, overrides in own.items())
+            raise ConfigError(
+                f"{flag_name(name)} {value}: every trainer that reads it has its own ({values}); pass {flags} or "
+                "drop it"
+            )
 
 
 def parser_of(flags: Mapping[str, Flag], program: str = PROGRAM) -> argparse.ArgumentParser:
@@ -107,11 +129,12 @@ def _written(name: str | None, values: Any) -> str:
 def _add(group: Any, flag: Flag) -> None:
     shown = f" [{flag.shown_default}]" if flag.shown_default else ""
     words = (flag.words + shown).replace("%", "%%")
+    names = (flag.name, flag.alias) if flag.alias else (flag.name,)
     if flag.kind.type is bool:
-        group.add_argument(flag.name, dest=flag.name, action=_SwitchedOnce, help=words)
+        group.add_argument(*names, dest=flag.name, action=_SwitchedOnce, help=words)
     else:
         nargs = "+" if flag.kind.length == ANY else flag.kind.length
-        group.add_argument(flag.name, dest=flag.name, action=_Once, metavar=flag.metavar, nargs=nargs, help=words)
+        group.add_argument(*names, dest=flag.name, action=_Once, metavar=flag.metavar, nargs=nargs, help=words)
 
 
 def _peek(words: Sequence[str], name: str) -> str | None:

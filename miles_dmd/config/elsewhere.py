@@ -31,7 +31,7 @@ OTHER_NAMES = {
     "fake-update-ratio": ("dfake-gen-update-ratio", "generator-update-interval", "critic-steps", "fake-steps"),
     "dm-sigma-min": ("min-step-percent", "min-timestep-ratio"),
     "dm-sigma-max": ("max-step-percent", "max-timestep-ratio"),
-    "num-inference-steps": ("denoising-steps", "num-denoising-step", "sampling-steps", "num-student-steps"),
+    "num-inference-steps": ("denoising-steps", "num-denoising-step", "sampling-steps"),
     "shift": ("flow-shift", "timestep-shift"),
     "dry-run": ("check", "print-config"),
 }
@@ -46,6 +46,7 @@ NOT_HERE = {
     "micro-batches follow from --rollout-batch-size and --micro-batch-size": ("gradient-accumulation-steps",),
     "a run is counted in student steps, --num-rollout": ("num-train-epochs", "epochs", "num-epochs"),
     "a warm-up is counted in steps, --lr-warmup-steps": ("warmup-ratio",),
+    "a phase is one optimizer step, since scores hold for one student": ("num-steps-per-rollout",),
     "every cycle is a row of metrics.jsonl": ("log-interval", "logging-steps", "log-every", "log-iters", "log-freq"),
     "an average is always kept, see --ema-decay": ("use-ema", "ema"),
     "DMD2's GAN is not built": ("gan-weight", "gan-loss-weight", "discriminator-lr", "gan"),

@@ -76,7 +76,6 @@ UNREAD = (
         lambda args: args.ema_start_step >= args.num_rollout,
         "lies beyond the last student step (--num-rollout), so that the average would be the student itself; name an "
         "earlier one",
-        each_trainer=True,
     ),
     Unread(
         ("lr_scheduler",),

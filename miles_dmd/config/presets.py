@@ -49,11 +49,15 @@ class Preset:
         known = {name: flag for name, flag in declared.items() if name not in NOT_IN_A_PRESET}
         may_override = {name: flag for name, flag in known.items() if name in per_trainer() or flag.scope == LOSS}
         self._require_no_trainers_own(known, may_override, roles)
-        values = self._values(self.args, known, "args", f"no argument of a {loss_name} run", roles)
+        aliases = {flag.alias[2:].replace("-", "_"): name for name, flag in known.items() if flag.alias}
+        if twice := [name for alias, name in aliases.items() if {alias, name} <= self.args.keys()]:
+            raise ConfigError(f"{self.path}: args.{twice[0]} is there under two names; give it once")
+        wishes = {aliases.get(name, name): value for name, value in self.args.items()}
+        values = self._values(wishes, known, "args", f"no argument of a {loss_name} run", roles)
         overrides: dict[str, Mapping[str, Any]] = {}
-        for role, wishes in self._trainers():
+        for role, own in self._trainers():
             require_role(role, roles, loss_name, f"{self.path}: trainers")
-            overrides[role] = self._values(wishes, may_override, f"trainers.{role}", "no argument of a single trainer")
+            overrides[role] = self._values(own, may_override, f"trainers.{role}", "no argument of a single trainer")
         run, loss, engine = (
             {name: value for name, value in values.items() if known[name].scope == scope}
             for scope in (RUN, LOSS, ENGINE)

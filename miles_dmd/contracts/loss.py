@@ -109,6 +109,13 @@ class LossType:
             served[name] = (*served.get(name, ()), role)
         return served
 
+    def trainers_of(self, option: str) -> tuple[str, ...]:
+        """Groups that may read a value of their own of an option: none for what the plan, the export or an alarm
+        reads."""
+        if option in self.run_wide or option in {alarm.option for alarm in self.alarms}:
+            return ()
+        return self.readers.get(option, self.roles)
+
     @staticmethod
     def metric_prefix(served: Sequence[str], roles: Sequence[str]) -> str:
         """Prefix of an objective's metrics that trains ``served``: none where these are all ``roles`` of a phase."""

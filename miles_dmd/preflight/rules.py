@@ -90,16 +90,6 @@ def check_required(args: Args) -> None:
         )
 
 
-def check_one_step_a_phase(run: ResolvedRun) -> None:
-    """A second step would train on scores of a student that no longer exists, and a phase reports exactly one."""
-    for role, own in run.trainers.items():
-        if own.num_steps_per_rollout != 1:
-            raise ConfigError(
-                f"{run.flag(role, 'num_steps_per_rollout')} {own.num_steps_per_rollout} must be 1 for the {role}: a "
-                "phase is one optimizer step, and scores of the student's samples hold for one only"
-            )
-
-
 def check_batch_divides(run: ResolvedRun) -> None:
     ranks = {role: own.num_trainer_ranks for role, own in run.trainers.items()}
     size, step = run.args.rollout_batch_size, math.lcm(*ranks.values())
@@ -190,12 +180,6 @@ def check_prompts(run: ResolvedRun) -> None:
 
 def check_load(run: ResolvedRun) -> None:
     args = run.args
-    for trainer in args.trainers:
-        if "load" in trainer.overrides:
-            flag = flag_name("load", trainer.role)
-            raise ConfigError(
-                f"{flag} {trainer.overrides['load']}: a checkpoint holds all trainers of a run; load them by --load"
-            )
     if args.allow_changed and args.load is None:
         raise ConfigError(f"--allow-changed {' '.join(args.allow_changed)} requires --load CHECKPOINT")
 
@@ -232,7 +216,6 @@ RULES: tuple[Callable[[ResolvedRun], None], ...] = (
     check_plan_is_obeyed,
     check_teacher_sampling,
     check_read,
-    check_one_step_a_phase,
     check_batch_divides,
     check_local,
     check_idle,

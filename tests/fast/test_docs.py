@@ -97,8 +97,8 @@ def known_flags():
     known = set().union(*FOREIGN)
     for name in registry.names("losses"):
         loss_type = registry.load("losses", name)
-        for flag in flags_of(name, loss_type.options, loss_type.roles).values():
-            known |= {flag.name, f"--no-{flag.name[2:]}"} if flag.kind.type is bool else {flag.name}
+        for flag in flags_of(name, loss_type).values():
+            known |= {flag.name, f"--no-{flag.name[2:]}"} if flag.kind.type is bool else {flag.name, flag.alias}
     for name in registry.names("engines"):
         known |= {flag_name(option) for option in kinds(registry.load("engines", name).options)}
     for script in [MAIN, *(path for place in SCRIPTS for path in ROOT.glob(place))]:
