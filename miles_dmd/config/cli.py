@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PROGRAM = "train_diffusion.py"
 DESCRIPTION = "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets]."
 DEFAULT_LOSS_TYPE, DEFAULT_ENGINE = "dmd2", "inprocess"
-KNOWN_GROUPS = {"actor", "critic", "teacher"}
+KNOWN_GROUPS = {"teacher"}
 """Groups that users speak of, whether or not an installed loss type has them."""
 
 
@@ -238,7 +238,10 @@ def _of_the_whole_run(name: str, flags: Mapping[str, Flag], roles: tuple[str, ..
 
 
 def _all_groups() -> set[str]:
-    return {role for name in registry.names("losses") for role in registry.load("losses", name).roles} | KNOWN_GROUPS
+    return {role for name in registry.names("losses") for role in registry.load("losses", name).roles} | {
+        *registry.names("roles"),
+        *KNOWN_GROUPS,
+    }
 
 
 def _owners(name: str, chosen: str, wing: Literal["losses", "engines"] = "losses") -> list[str]:

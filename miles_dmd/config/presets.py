@@ -104,7 +104,7 @@ class Preset:
             row = mapping(row, where, ("role", "overrides"))
             if not isinstance(row.get("role"), str):
                 raise ConfigError(
-                    f"{where}: each trainer needs a role, as in {{role: critic, overrides: {{lr: 1.0e-5}}}}"
+                    f"{where}: each trainer needs a role, as in {{role: ROLE, overrides: {{lr: 1.0e-5}}}}"
                 )
             rows.append((row["role"], mapping(row.get("overrides"), f"{where}.{row['role']}.overrides")))
         roles = [role for role, _ in rows]

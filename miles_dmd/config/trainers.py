@@ -27,7 +27,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):
-            raise ConfigError(f"TrainerConfig: role {shown(self.role)} must be text, such as 'critic'")
+            raise ConfigError(f"TrainerConfig: role {shown(self.role)} must be text")
         if not isinstance(self.overrides, Mapping) or not all(isinstance(name, str) for name in self.overrides):
             raise ConfigError(
                 f"TrainerConfig({shown(self.role)}): overrides {shown(self.overrides)} must map names of arguments to "

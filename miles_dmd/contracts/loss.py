@@ -55,6 +55,16 @@ class BuildModule(Protocol):
     def __call__(self, models: Mapping[str, Any], options: Any) -> nn.Module: ...
 
 
+@dataclass(frozen=True, slots=True)
+class NestedSetting:
+    """A setting of the nested configuration: an argument of all trainers, or of ``role``'s alone; or else one of the
+    ``choices``, each with the arguments that say the same."""
+
+    argument: str = ""
+    role: str = ""
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossType:
     """A value made of functions. Objectives and scorers are dotted names ``package.module:attribute``, imported by
@@ -93,6 +103,14 @@ class LossType:
     """Curves of its metrics."""
     headline: tuple[str, ...] = ()
     """Names of the metrics that the progress line shows; every group's loss where it names none."""
+    other_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """flag, without dashes in front -> its names in other trainers, for hints."""
+    other_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """group -> its names in other trainers: --student-lr is --actor-lr."""
+    not_built: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What to say -> flags of other trainers for which none stands here."""
+    nested: Mapping[str, NestedSetting] = field(default_factory=dict)
+    """Settings of the nested way to write a preset."""
     check: Callable[[Args], None] = lambda args: None
     """Cross-field rules of its own options; raises ConfigError."""
 

@@ -29,10 +29,12 @@ NEUTRAL = [
     "run_logger.py",
     "plan/controller.py",
 ]
-OF_ANY_LOSS = ("observe", "checkpoint")
+OF_ANY_LOSS = ("observe", "checkpoint", "config")
 """Rooms that serve every loss type: another one must not have to edit them."""
-COMMON = {"student", "base"}
-"""What is distilled has this name in the whole house, whatever the loss; a shared model's group is called "base"."""
+COMMON = {"student", "teacher", "base"}
+"""Names of the whole house, whatever the loss: what is distilled, of what, and the group of a shared model."""
+EXCEPTIONS = {"config/trainers.py": {"actor"}}
+"""Arguments of another program, a Namespace, belong to no loss type: they have the actor alone."""
 
 
 def name_of(path):
@@ -108,7 +110,7 @@ def test_rooms_of_any_loss_name_no_role_and_no_metric_of_one(path):
 
     said = {word for text in strings - docstrings for word in re.findall(r"[\w/]+", text)}
 
-    assert said & words_of_losses() == set()
+    assert said & words_of_losses() - EXCEPTIONS.get(name_of(path), set()) == set()
 
 
 def is_bare_string(node):

@@ -15,6 +15,7 @@ from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_conf
 from miles_dmd.config.values import Natural, NonNegative, Repeats, Shift, Steps
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
+from miles_dmd.losses.dmd2.names import NESTED, NOT_BUILT, OTHER_GROUPS, OTHER_NAMES
 from miles_dmd.losses.dmd2.observed import ALARMS, HEADLINE, PANELS
 from miles_dmd.plan import DistillationPlan, build_plan
 from miles_dmd.shown import shown
@@ -138,5 +139,9 @@ loss_type = LossType(
     alarms=ALARMS,
     panels=PANELS,
     headline=HEADLINE,
+    other_names=OTHER_NAMES,
+    other_groups=OTHER_GROUPS,
+    not_built=NOT_BUILT,
+    nested=NESTED,
     check=check,
 )

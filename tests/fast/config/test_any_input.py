@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from miles_dmd.config.args import Args
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.flags import flags_of
-from miles_dmd.config.nested import CHOICES, KEYS, OF_TRAINER, SHARED
+from miles_dmd.config.nested import KEYS, OF_EVERY_LOSS, settings_that_run
 from miles_dmd.config.trainers import TrainerConfig, compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import kinds
 from miles_dmd.engines.sglang import engine as sglang
@@ -99,8 +99,8 @@ DOCUMENTS = st.one_of(
     named(["algorithm"], named(["trainer_type", "odd"])),
     named(["actor_rollout_ref"], named(["model", "odd"], VALUES | named(["path", "odd"]))),
     named(["distillation"], named(["enabled", "distribution_matching", "odd"])),
-    named(["distillation"], named(["distribution_matching"], named({*SHARED, *OF_TRAINER, *CHOICES}))),
-    named(["distillation"], named(["distribution_matching"], named({*SHARED, *OF_TRAINER, *CHOICES}, SCALARS))),
+    named(["distillation"], named(["distribution_matching"], named({*OF_EVERY_LOSS, *settings_that_run()}))),
+    named(["distillation"], named(["distribution_matching"], named({*OF_EVERY_LOSS, *settings_that_run()}, SCALARS))),
 )
 
 
