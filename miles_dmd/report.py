@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from miles_dmd.config.args import Args
@@ -85,7 +84,7 @@ def rollout_table(run: ResolvedRun) -> Table:
             ("engine", f"{args.rollout_engine}, {args.solver}, stop steps {args.stop_step_policy}"),
             *_own_options(args.engine_options),
             ("sigmas", f"{grid} (shift {args.shift:g})"),
-            *_warned_of_shift(args.shift, family.scheduler_shift(Path(student.hf_checkpoint or ""))),
+            *_warned_of_shift(args.shift, family.scheduler_shift(student.pipeline_directory)),
             ("images", f"{height} x {width}, {family.text_length(args)} text tokens"),
             ("prompts", f"{len(run.prompts)} in {args.prompt_data}"),
             ("encoded", f"{byte_size(table_bytes(run))} of disk in --cache-dir {with_tilde(args.cache_dir)}"),

@@ -175,7 +175,7 @@ def read_best(directory: Path) -> dict[str, Any]:
 
 def describe(run: ResolvedRun, policy_version: int) -> Distillation:
     """The arguments with which the stock pipeline samples student and teacher."""
-    args, family, teacher = run.args, run.family, str(run.teacher)
+    args, family, teacher = run.args, run.family, str(run.args.teacher_directory)
     height, width = family.resolution(run.student)
     common = {"max_sequence_length": family.text_length(args), "height": height, "width": width}
     negative = {"negative_prompt": args.negative_prompt} if args.negative_prompt else {}
@@ -186,7 +186,7 @@ def describe(run: ResolvedRun, policy_version: int) -> Distillation:
         sigmas=sigma_grid(steps, args.shift),
         solver=args.solver,
         teacher=teacher_name(teacher),
-        teacher_sha256=fingerprint(run.teacher, family.components, digests(args.cache_dir)),
+        teacher_sha256=fingerprint(run.args.teacher_directory, family.components, digests(args.cache_dir)),
         policy_version=policy_version,
         student_call=student,
         teacher_call={**run.teacher_sampling, **common, **negative},

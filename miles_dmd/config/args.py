@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from miles_dmd import registry
@@ -224,8 +225,18 @@ class Args(
 
     @property
     def teacher_path(self) -> str | None:
-        """Pipeline directory of the teacher."""
+        """Path of the teacher's pipeline directory, as it was given."""
         return self.teacher_checkpoint or self.hf_checkpoint
+
+    @property
+    def teacher_directory(self) -> Path:
+        """Pipeline directory of the teacher; the door has seen to it that there is one."""
+        return Path(self.teacher_path or "")
+
+    @property
+    def pipeline_directory(self) -> Path:
+        """Pipeline directory that the networks start from, likewise."""
+        return Path(self.hf_checkpoint or "")
 
     def __post_init__(self) -> None:
         """Whoever made them, a program or a command line, values are of their kinds, and paths written in full. Raises

@@ -19,7 +19,7 @@ SLACK = 1 << 20
 
 def table_bytes(run: ResolvedRun) -> int:
     """Bytes on disk of all prompts of a run, encoded, and of the negative prompt."""
-    shapes = run.family.condition_shapes(run.teacher, run.family.text_length(run.args))
+    shapes = run.family.condition_shapes(run.args.teacher_directory, run.family.text_length(run.args))
     num_texts = len(set(run.prompts)) + 1
     return num_texts * sum(map(math.prod, shapes.values())) * BYTES[run.args.compute_dtype]
 

@@ -49,11 +49,6 @@ class ResolvedRun:
         """Optimizer steps of each trained role over the whole run."""
         return self.plan.optimizer_steps(self.args.num_rollout)
 
-    @property
-    def teacher(self) -> Path:
-        """Pipeline directory of the teacher, by which prompts are encoded."""
-        return Path(self.args.teacher_path or "")
-
     @functools.cached_property
     def prompts(self) -> tuple[str, ...]:
         """Every prompt of --prompt-data, in the file's order. Raises ConfigError."""

@@ -141,11 +141,11 @@ def check_pipelines(run: ResolvedRun) -> None:
 
 def check_teacher(run: ResolvedRun) -> None:
     """Warn, and go on: a student may be distilled again, into fewer steps."""
-    if why := distilled(run.teacher):
+    if why := distilled(run.args.teacher_directory):
         logger.warning(
             "%s %s: the teacher is a distilled student itself (%s); at other noise levels and guidance than its own it "
             "is poor, so name the model that it came from by --teacher-checkpoint",
-            run.flag_of_teacher, run.teacher, why,
+            run.flag_of_teacher, run.args.teacher_directory, why,
         )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """Run directories: creation, locking, --overwrite."""
 
 import contextlib
-import fcntl
 import itertools
 import logging
 import os
@@ -12,6 +11,7 @@ from miles_dmd.checkpoint.store import find_checkpoint, run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests, remove_temporaries, remove_tree
+from miles_dmd.locks import leads_to, lock
 from miles_dmd.observe.metrics import KIND
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def occupied(directory: Path) -> Iterator[None]:
     A lock on the directory itself: two runs that go on from one checkpoint would write over each other.
     """
     descriptor = _locked(directory)
-    while not _is_still(directory, descriptor):  # its last owner left nothing in it, and removed it
+    while not leads_to(directory, descriptor):  # its last owner left nothing in it, and removed it
         os.close(descriptor)
         descriptor = _locked(directory)
     try:
@@ -124,20 +124,12 @@ def _locked(directory: Path) -> int:
     except OSError as error:
         raise ConfigError(f"--save {directory} cannot be used: {error.strerror}; name another directory") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(f"--save {directory}: another run writes to it; end that one, or name another") from None
+        if not lock(descriptor):
+            os.close(descriptor)
+            raise ConfigError(f"--save {directory}: another run writes to it; end that one, or name another")
     except OSError as error:  # a file system without locks
         logger.warning("%s cannot be locked against a second run (%s)", directory, error.strerror)
     return descriptor
-
-
-def _is_still(directory: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(directory.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _remove_empty(directories: Iterable[Path]) -> None:
