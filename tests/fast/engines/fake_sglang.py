@@ -162,7 +162,8 @@ def engine_of(*servers, checkpoint="", cache_dir="/nowhere", require_encoders=no
         for url, server in zip(urls, servers, strict=False)
     ]  # fmt: skip
     args = SimpleNamespace(
-        engine_options=options, model_family="sd3", compute_dtype="fp32", seed=0, hf_checkpoint=checkpoint, pipeline_directory=Path(checkpoint),
+        engine_options=options, model_family="sd3", compute_dtype="fp32", seed=0, hf_checkpoint=checkpoint,
+        pipeline_directory=Path(checkpoint),
         cache_dir=cache_dir,
     )  # fmt: skip
     return SGLangEngine(args, clients, ["a cat", "a dog"], SAMPLING, require_encoders)
