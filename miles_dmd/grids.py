@@ -49,7 +49,7 @@ class SampleGrids:
         self._reference: dict[str, float] = {}
         about = [self.texts, dict(teacher), SEEDS_PER_PROMPT]
         self._of = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        """Of what the reference is: a run that goes on with other prompts or another guidance needs another one."""
+        """Fingerprint of the reference's inputs: other prompts or another guidance need another reference."""
 
     def after_completed_step(
         self, counters: TrainerCounters, metrics: Mapping[str, Any], executor: GroupExecutor
@@ -59,7 +59,7 @@ class SampleGrids:
             self.draw(counters.global_step, executor)
 
     def draw_teacher(self, executor: GroupExecutor) -> None:
-        """What the student's grids are compared with, unless that is known and lies here."""
+        """Sample the teacher's reference grid, unless that is known and lies here."""
         known = self._reference and (self.directory / TEACHER).is_file()
         if self.texts and self.teacher and not known:
             print(f"Drawing {len(self._requests())} samples of the teacher, unless they are kept ...", flush=True)
@@ -111,7 +111,7 @@ class SampleGrids:
         self.report({**diversity, "samples/saturation": told.saturation})
 
     def _remember(self, reference: Mapping[str, float]) -> None:
-        """What later grids are compared with; the file is for readers."""
+        """Keep and write the reference of later grids; the file is for readers."""
         self._reference = dict(reference)
         if reference:
             text = json.dumps(self._reference) + "\n"

@@ -54,7 +54,7 @@ NOT_HERE = {
     "pass --hf-checkpoint to start from a pipeline, or --load to go on with a run": ("checkpoint", "ckpt"),
     "grids have the first prompts of --prompt-data": ("validation-prompt", "validation-prompts", "sample-prompt-file"),
 }
-"""What to say of a name for which no one flag stands."""
+"""Hints for names for which no one flag stands."""
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def _groups() -> tuple[tuple[str, str], ...]:
 
 
 def nearest_flag(name: str, flags: Collection[str]) -> str:
-    """As ``registry.nearest``, and by meaning; ``--critic-learning-rate`` is ``--critic-lr``."""
+    """Hint of a near flag, like ``registry.nearest``, and by meaning; ``--critic-learning-rate`` is ``--critic-lr``."""
     word = name.lstrip("-").replace("_", "-").lower()
     for group, rest in [("", word), *_of_groups(word)]:
         ours = f"--{group}{_ours().get(rest, rest)}"
@@ -99,7 +99,7 @@ def nearest_flag(name: str, flags: Collection[str]) -> str:
 
 
 def nearest_argument(name: str, known: Mapping[str, object], roles: Sequence[str]) -> str:
-    """As ``nearest_flag``, of a name in a preset's ``args``: there a trainer's own are written elsewhere."""
+    """``nearest_flag`` of a name in a preset's ``args``: there a trainer's own are written elsewhere."""
     flags = {f"--{argument.replace('_', '-')}": argument for argument in known}
     own = {f"--{role}-{flag[2:]}": (role, argument) for role in roles for flag, argument in flags.items()}
     hint = nearest_flag(name, {**own, **flags})
