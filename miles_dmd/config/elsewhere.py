@@ -71,10 +71,10 @@ def _ours() -> dict[str, str]:
 
 
 @functools.cache
-def _said() -> dict[str, str]:
+def _hints() -> dict[str, str]:
     """Name elsewhere -> what to say of it."""
     tables = (NOT_HERE, *(loss_type.not_built for loss_type in _loss_types()))
-    return {name: said for table in tables for said, names in table.items() for name in names}
+    return {name: hint for table in tables for hint, names in table.items() for name in names}
 
 
 @functools.cache
@@ -93,8 +93,8 @@ def nearest_flag(name: str, flags: Collection[str]) -> str:
         ours = f"--{group}{_ours().get(rest, rest)}"
         if ours in flags:
             return f" (did you mean {ours}?)"
-    if (said := _said().get(word)) is not None:
-        return f" ({said})"
+    if (hint := _hints().get(word)) is not None:
+        return f" ({hint})"
     return nearest(name, flags)
 
 

@@ -208,7 +208,7 @@ def _one(kind: Kind, value: Any, name: str) -> Any:
     if kind.type is str and (why := unsound(value)):
         raise ConfigError(f"{name} {short_repr(value)} {why}; write it as UTF-8{other_locale()}")
     if kind.type is str and not value and (kind.optional or kind.path is not None):
-        raise ConfigError(f"{name} is empty; give it a value, or leave it out")
+        raise ConfigError(f"{name} '' is empty; give it a value, or leave it out")
     return value if kind.path is None else _in_full(value, name)
 
 

@@ -112,7 +112,7 @@ ODD = ("\x1b[31mred", "two\nlines", "\u202egnitirw", "\udcff")
         (["--actor-dm-shift", "2"], ["--actor-dm-shift 2"]),
         (["--critic-teacher-guidance", "2"], ["--critic-teacher-guidance 2", "applies to the whole run"]),
         (["--critic-alarm-critic-lag", "2"], ["--critic-alarm-critic-lag 2", "applies to the whole run"]),
-        (["--num-rollout", "3", "--num-student-steps", "3"], ["--num-student-steps 3", "there already"]),
+        (["--num-rollout", "3", "--num-student-steps", "3"], ["--num-student-steps 3", "given already"]),
     ],
     ids=lambda value: " ".join(value)[:60] if value and value[0].startswith("-") else "",
 )
