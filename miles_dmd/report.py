@@ -31,11 +31,11 @@ def run_tables(run: ResolvedRun) -> str:
 
 
 def _own_options(options: Any) -> list[tuple[str, str]]:
-    return [(name, _shown(getattr(options, name))) for name in kinds(type(options))]
+    return [(name, _value_text(getattr(options, name))) for name in kinds(type(options))]
 
 
 def trainer_table(run: ResolvedRun) -> Table:
-    """Who holds, trains and reads what; of the arguments, those that differ between trainers."""
+    """Table of trainers: roles held, trained and read; of the arguments, those that differ between trainers."""
     rows = [
         ("", *run.trainers),
         ("holds", *(_holds(run, group) for group in run.trainers)),
@@ -45,7 +45,7 @@ def trainer_table(run: ResolvedRun) -> Table:
     for name in per_trainer():
         values = [getattr(own, name) for own in run.trainers.values()]
         if name in ALWAYS_SHOWN or any(value != values[0] for value in values):
-            rows.append((name, *map(_shown, values)))
+            rows.append((name, *map(_value_text, values)))
     return Table("Trainers", rows)
 
 
@@ -59,7 +59,7 @@ def options_table(run: ResolvedRun) -> Table:
 def _option(name: str, run: ResolvedRun) -> str:
     """``3``, or ``critic 3, actor 1`` where trainers differ."""
     readers = run.loss_type.trainers_of(name) or tuple(run.trainers)
-    values = {group: _shown(getattr(run.trainers[group].loss_options, name)) for group in readers}
+    values = {group: _value_text(getattr(run.trainers[group].loss_options, name)) for group in readers}
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
     return ", ".join(f"{group} {value}" for group, value in values.items())
@@ -136,7 +136,7 @@ def placement_table(run: ResolvedRun) -> Table:
 
 
 def _devices(args: Args, bundles: int, where: str) -> str:
-    """What the run computes on: --device auto takes CPUs only where there is no GPU at all."""
+    """Devices that the run computes on: --device auto takes CPUs only where there is no GPU at all."""
     if args.device != "auto":
         return args.device
     if bundles == 1:
@@ -184,9 +184,9 @@ def _distinct_bundles(ranks: Mapping[str, int]) -> Iterator[range]:
         yield range(start, stop)
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return " ".join(map(_shown, value))
+        return " ".join(map(_value_text, value))
     return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value)

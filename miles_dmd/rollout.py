@@ -97,7 +97,7 @@ class RolloutWorker:
 
     @noting(ROLLOUT, "loading batches")
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
-        """As ``generate`` gives them; the engine sleeps afterwards, too."""
+        """Load batches from files, as ``generate`` gives them; the engine sleeps afterwards, too."""
         self.sleep()
         return [_handle(read_batch(path), num_chunks) for path in paths]
 

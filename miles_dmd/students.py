@@ -44,7 +44,7 @@ def export_student(run: ResolvedRun, executor: GroupExecutor, directory: Path) -
 
 
 def nothing_left(run: ResolvedRun) -> str:
-    """Why going on would only end with the student that lies there; empty where there is work left."""
+    """Reason why going on would only end with the student that lies there; empty where there is work left."""
     args, resume = run.args, run.resume
     if resume is None:
         return ""
@@ -60,7 +60,7 @@ def nothing_left(run: ResolvedRun) -> str:
 
 
 def _is_exported(student: Path, resume: Resume, asked: str) -> bool:
-    """Whether the student lies there as it would be exported again. The summary is written after it, last of all."""
+    """True if the student lies there as it would be exported again. The summary is written after it, last of all."""
     try:
         found = read_distillation(student)
     except FormatError:
@@ -84,7 +84,7 @@ class KeepBest:
         self.way, _, self.metric = asked.partition(":")
         self._values: list[float] = []
         self._best: dict[str, Any] = {}
-        """What best.json says."""
+        """Content of best.json."""
         self._new = directory.with_name(directory.name + NEW)
         recover_directory(directory)
         remove_tree(self._new)  # of a process that died before it was whole, or after its turn
@@ -166,7 +166,7 @@ class KeepBest:
 
 
 def read_best(directory: Path) -> dict[str, Any]:
-    """What best.json in ``directory`` says; empty where there is none."""
+    """Content of best.json in ``directory``; empty where there is none."""
     try:
         return dict(json.loads((directory / BEST).read_text(encoding="utf-8")))
     except (OSError, ValueError):

@@ -88,7 +88,7 @@ class AverageArgs:
 @dataclass(frozen=True, kw_only=True)
 class RolloutArgs:
     rollout_engine: str = "inprocess"
-    """What samples from the student: a plug-in of miles_dmd/engines, or an import path."""
+    """Sampler of the student: a plug-in of miles_dmd/engines, or an import path."""
     prompt_data: ReadPath | None = None
     """Prompt file: one prompt a line (.txt), or one JSON object a line (.jsonl). Required."""
     rollout_batch_size: Batch = 32
@@ -102,7 +102,7 @@ class RolloutArgs:
     shift: Shift = 3.0
     """Timestep shift of the student's sigma grid: N=4 and shift 3 give 1, 0.9, 0.75, 0.5."""
     solver: Literal["renoise", "euler"] = "renoise"
-    """How the student gets from one step to the next: renoise is DMD2's (SDE), euler the deterministic one (ODE)."""
+    """Solver, from one step of the student to the next: renoise is DMD2's (SDE), euler the deterministic one (ODE)."""
     stop_step_policy: Literal["uniform", "stratified", "cycle"] = "stratified"
     """At which step a rollout stops: drawn per sample, spread evenly over the batch, or in turn."""
     height: Count | None = None
@@ -128,7 +128,7 @@ class CheckpointArgs:
     keep_checkpoints: Natural = 2
     """Newest checkpoints to keep; older whole ones are removed. 0: all."""
     on_save_failure: Literal["stop", "continue"] = "stop"
-    """What to do when a checkpoint cannot be written (a full disk): end the run, or say so and go on."""
+    """Action when a checkpoint cannot be written (a full disk): end the run, or say so and go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class SampleArgs:
 @dataclass(frozen=True, kw_only=True)
 class WatchArgs:
     on_alarm: Literal["warn", "stop"] = "warn"
-    """What an alarm does: a line in the log and 1 in the metrics, or also the end of the run, student exported."""
+    """Effect of an alarm: a line in the log and 1 in the metrics, or also the end of the run, student exported."""
     alarm_window: Count = 100
     """Cycles over which alarms average; what is early is the first so many."""
     alarm_saturation: NonNegative = 0.01
@@ -174,7 +174,7 @@ class LoggingArgs:
 @dataclass(frozen=True, kw_only=True)
 class DeviceArgs:
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where trainers compute; auto takes a GPU where there is one."""
+    """Device of the trainers; auto takes a GPU where there is one."""
     cpu_threads: Threads = 1
     """Torch threads of a rank that computes on the CPU."""
 
@@ -206,7 +206,7 @@ class RunArgs:
     """Root of all randomness: the same seed gives the same run, on any number of ranks. Seeds the global generators of
     Python, numpy and torch in every process, too."""
     cache_dir: OwnPath = "~/.cache/miles_dmd"
-    """Where encoded prompts are kept from one run to the next."""
+    """Cache of encoded prompts, kept from one run to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ class Args(
     engine_options: Any = field(default=None, metadata=NOT_ASKED)
     """The rollout engine's own arguments, likewise."""
     trainers: tuple[TrainerConfig, ...] = field(default=(), metadata=NOT_ASKED)
-    """What each trainer reads instead, from the preset and flags like ``--critic-lr``; those left out read the same."""
+    """Arguments of single trainers, from the preset and flags like ``--critic-lr``; those left out read the same."""
 
     @property
     def teacher_path(self) -> str | None:

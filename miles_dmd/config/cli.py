@@ -17,7 +17,7 @@ from miles_dmd.config.presets import Preset, read_preset
 from miles_dmd.config.trainers import TrainerConfig
 from miles_dmd.config.values import ANY, flag_name, from_text, kinds
 from miles_dmd.errors import ConfigError
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 from miles_dmd.streams import show
 
 if TYPE_CHECKING:
@@ -111,14 +111,14 @@ class _Once(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if hasattr(namespace, self.dest):
-            raise ConfigError(f"{_written(option_string, values)}: {self.dest} is there already; give it once")
+            raise ConfigError(f"{_written(option_string, values)}: {self.dest} is given already; give it once")
         setattr(namespace, self.dest, values)
 
 
 class _SwitchedOnce(argparse.BooleanOptionalAction):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if hasattr(namespace, self.dest):
-            raise ConfigError(f"{option_string}: {self.dest} is there already, switched on or off; give one of the two")
+            raise ConfigError(f"{option_string}: {self.dest} is given already, switched on or off; give one of the two")
         super().__call__(parser, namespace, values, option_string)
 
 
@@ -146,11 +146,11 @@ def _peek(words: Sequence[str], name: str) -> str | None:
 
 
 def _plugin_name(words: Sequence[str], preset: Preset, argument: str, default: str) -> str:
-    """Which plug-in is asked for, before it is known which flags it brings."""
+    """Name of the plug-in that is asked for, before it is known which flags it brings."""
     name = _peek(words, flag_name(argument))
     name = preset.args.get(argument, default) if name is None else name
     if not isinstance(name, str):
-        raise ConfigError(f"{preset.path}: args.{argument} {shown(name)} must be text")
+        raise ConfigError(f"{preset.path}: args.{argument} {short_repr(name)} must be text")
     return name
 
 
@@ -199,11 +199,11 @@ def _value(flag: Flag, found: Any) -> Any:
 
 
 def _unknown(rest: Sequence[str], flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> ConfigError:
-    """What to say of words that no flag takes."""
+    """Error for arguments that no flag takes."""
     at = next((index for index, word in enumerate(rest) if word.startswith("-")), None)
     if at is None:
         return ConfigError(
-            f"{shown(rest[0])} belongs to no flag; a yes-or-no flag takes no value (--local, --no-local)"
+            f"unexpected argument {short_repr(rest[0])}; a yes-or-no flag takes no value (--local, --no-local)"
         )
     name, equals, value = rest[at].partition("=")
     if not equals and at + 1 < len(rest) and not rest[at + 1].startswith("-"):
@@ -223,7 +223,7 @@ def _unknown(rest: Sequence[str], flags: Mapping[str, Flag], loss_name: str, rol
 
 
 def _absent_group(name: str, roles: tuple[str, ...]) -> str | None:
-    """The group that ``--teacher-lr`` speaks of, where the run has no such group."""
+    """The group that ``--teacher-lr`` names, where the run has no such group."""
     for argument in per_trainer():
         role = name.removeprefix("--").removesuffix(flag_name(argument)[1:])
         if name == flag_name(argument, role) and role in _all_groups() and role not in roles:

@@ -54,7 +54,7 @@ NOT_HERE = {
     "pass --hf-checkpoint to start from a pipeline, or --load to go on with a run": ("checkpoint", "ckpt"),
     "grids have the first prompts of --prompt-data": ("validation-prompt", "validation-prompts", "sample-prompt-file"),
 }
-"""What to say of a name for which no one flag stands."""
+"""Hints for names for which no one flag stands."""
 
 
 @functools.cache
@@ -71,10 +71,10 @@ def _ours() -> dict[str, str]:
 
 
 @functools.cache
-def _said() -> dict[str, str]:
+def _hints() -> dict[str, str]:
     """Name elsewhere -> what to say of it."""
     tables = (NOT_HERE, *(loss_type.not_built for loss_type in _loss_types()))
-    return {name: said for table in tables for said, names in table.items() for name in names}
+    return {name: hint for table in tables for hint, names in table.items() for name in names}
 
 
 @functools.cache
@@ -87,19 +87,19 @@ def _groups() -> tuple[tuple[str, str], ...]:
 
 
 def nearest_flag(name: str, flags: Collection[str]) -> str:
-    """As ``registry.nearest``, and by meaning; ``--critic-learning-rate`` is ``--critic-lr``."""
+    """Hint of a near flag, like ``registry.nearest``, and by meaning; ``--critic-learning-rate`` is ``--critic-lr``."""
     word = name.lstrip("-").replace("_", "-").lower()
     for group, rest in [("", word), *_of_groups(word)]:
         ours = f"--{group}{_ours().get(rest, rest)}"
         if ours in flags:
             return f" (did you mean {ours}?)"
-    if (said := _said().get(word)) is not None:
-        return f" ({said})"
+    if (hint := _hints().get(word)) is not None:
+        return f" ({hint})"
     return nearest(name, flags)
 
 
 def nearest_argument(name: str, known: Mapping[str, object], roles: Sequence[str]) -> str:
-    """As ``nearest_flag``, of a name in a preset's ``args``: there a trainer's own are written elsewhere."""
+    """``nearest_flag`` of a name in a preset's ``args``: there a trainer's own are written elsewhere."""
     flags = {f"--{argument.replace('_', '-')}": argument for argument in known}
     own = {f"--{role}-{flag[2:]}": (role, argument) for role in roles for flag, argument in flags.items()}
     hint = nearest_flag(name, {**own, **flags})

@@ -36,21 +36,21 @@ class Flag:
     kind: Kind
     default: Any
     title: str
-    """Of its group in ``--help``."""
+    """Title of its group in ``--help``."""
     words: str
     alias: str = ""
     """Another name for it, with its dashes."""
 
     @property
     def metavar(self) -> str:
-        """What stands for one value."""
+        """Placeholder of one value in ``--help``."""
         if self.kind.choices:
             return "{" + ",".join(self.kind.choices) + "}"
         return {int: "N", float: "X", str: "PATH" if self.kind.path else "TEXT", bool: ""}[self.kind.type]
 
     @property
     def shown_default(self) -> str:
-        """As one would write it; empty where there is none."""
+        """Default as one would write it; empty where there is none."""
         if self.default is None or self.default == "":
             return ""
         if isinstance(self.default, bool):
@@ -60,7 +60,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What was asked for, by scope; what is not in it keeps its default."""
+    """Values that were given, by scope; what is not in it keeps its default."""
 
     run: Mapping[str, Any] = field(default_factory=dict)
     loss: Mapping[str, Any] = field(default_factory=dict)

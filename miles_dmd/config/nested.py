@@ -18,7 +18,7 @@ from miles_dmd.errors import ConfigError
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.plan.configuration import DEFAULT_RECIPE, UNASKED, NestedForm, mapping, read_nested
 from miles_dmd.registry import nearest
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.loss import NestedSetting
@@ -70,7 +70,7 @@ def translate(document: Mapping[str, Any], where: str) -> Nested:
 def _chosen(name: str, value: Any, known: Mapping[str, Mapping[str, Any]], where: str) -> Mapping[str, Any]:
     if not isinstance(value, str) or value not in known:
         raise ConfigError(
-            f"{where}: distillation.distribution_matching.{name} {shown(value)} cannot run here; there are "
+            f"{where}: distillation.distribution_matching.{name} {short_repr(value)} cannot run here; there are "
             f"{', '.join(known) or 'none'}{nearest(str(value), known)}"
         )
     return known[value]

@@ -25,7 +25,7 @@ from miles_dmd.config.values import OwnPath, checked, kind_of, kinds
 from miles_dmd.errors import ConfigError, NotFound
 from miles_dmd.inputs import exists, is_file, is_folder
 from miles_dmd.registry import nearest
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 SHIPPED = (Path(__file__).parents[1] / "shipped" / "trainer_configs").resolve()
 """In a clone a link to the folder at its top."""
@@ -44,7 +44,7 @@ class Preset:
     nested: Nested = NOTHING
 
     def given(self, flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> Given:
-        """What it asks for. Raises ConfigError for a name or a value that ``flags`` do not have."""
+        """Values that it gives. Raises ConfigError for a name or a value that ``flags`` do not have."""
         declared = {flag.argument: flag for flag in flags.values() if flag.scope in (RUN, LOSS, ENGINE)}
         known = {name: flag for name, flag in declared.items() if name not in NOT_IN_A_PRESET}
         may_override = {name: flag for name, flag in known.items() if name in per_trainer() or flag.scope == LOSS}
@@ -91,7 +91,7 @@ class Preset:
         return self._located(value) if read and value is not None else value
 
     def _located(self, path: str) -> str:
-        """As a flag would be read, from the current directory; else beside the preset, else in the folder above it."""
+        """Path read like a flag's, from the current directory; else beside the preset, else in the folder above it."""
         if Path(path).exists():
             return path
         folder = self.path.resolve().parent
@@ -109,7 +109,7 @@ class Preset:
             rows.append((row["role"], mapping(row.get("overrides"), f"{where}.{row['role']}.overrides")))
         roles = [role for role, _ in rows]
         if twice := [role for role, times in Counter(roles).items() if times > 1]:
-            raise ConfigError(f"{self.path}: trainers names {shown(twice[0])} twice; put its overrides together")
+            raise ConfigError(f"{self.path}: trainers names {short_repr(twice[0])} twice; put its overrides together")
         return rows
 
 
@@ -147,10 +147,10 @@ def _refuse_flat(content: Any, path: Path) -> None:
     ours = kinds(Args).keys() | kinds(registry.load("losses", Args.loss_type).options).keys()
     for name in names:
         if name in ours:
-            raise ConfigError(f"{path}: {shown(name)} stands at the top; indent arguments under args:")
+            raise ConfigError(f"{path}: {short_repr(name)} stands at the top; indent arguments under args:")
         hint = nearest_argument(name, dict.fromkeys(ours), ())
         if name not in TOP and "did you mean" in hint and not nearest(name, TOP):
-            raise ConfigError(f"{path}: {shown(name)} stands at the top{hint}; indent arguments under args:")
+            raise ConfigError(f"{path}: {short_repr(name)} stands at the top{hint}; indent arguments under args:")
 
 
 def _find(name: str) -> Path:

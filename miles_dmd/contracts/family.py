@@ -78,7 +78,7 @@ class ModelFamily:
     saved_buffers: tuple[str, ...] = ()
     """Names of those buffers that weight files hold beside the parameters."""
     capabilities: frozenset[str] = frozenset()
-    """Those of a plan's ``required_capabilities`` that it brings, such as ``autoregressive``."""
+    """Items of a plan's ``required_capabilities`` that it brings, such as ``autoregressive``."""
     can_guide: bool = True
     """True if there is an unconditional branch; guidance-distilled models have none."""
 

@@ -82,7 +82,7 @@ class LossType:
     modules: Mapping[str, str] = field(default_factory=dict)
     """logical role -> dotted name of a ``BuildModule``, for a role that no pipeline directory holds."""
     capabilities: frozenset[str] = frozenset()
-    """Those of its plan's ``required_capabilities`` that its objectives bring, such as ``distribution_matching``."""
+    """Items of its plan's ``required_capabilities`` that its objectives bring, such as ``distribution_matching``."""
     scorers: Mapping[str, str] = field(default_factory=dict)
     """group -> dotted name of the ``Scorer`` by which it tells later groups about a batch."""
     tells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class LossType:
     other_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """group -> its names in other trainers: --student-lr is --actor-lr."""
     not_built: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What to say -> flags of other trainers for which none stands here."""
+    """Message -> flags of other trainers for which none stands here."""
     nested: Mapping[str, NestedSetting] = field(default_factory=dict)
     """Settings of the nested way to write a preset."""
     check: Callable[[Args], None] = lambda args: None

@@ -67,7 +67,7 @@ class T5:
 
 
 def read_vae(path: Path) -> Vae:
-    """Of its config.json. Raises ConfigError for one whose latents have no size."""
+    """VAE as its config.json describes it. Raises ConfigError for one whose latents have no size."""
     decoder = read_config(Vae, path)
     if not 1 <= (levels := len(decoder.block_out_channels)) <= MOST_LEVELS:
         raise ConfigError(

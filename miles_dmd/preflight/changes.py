@@ -54,7 +54,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """As --allow-changed takes it."""
+        """Name that --allow-changed takes."""
         return "-".join(part.replace("_", "-") for part in (self.trainer, self.argument) if part)
 
     def __str__(self) -> str:

@@ -54,7 +54,7 @@ def check_read(run: ResolvedRun) -> None:
 
 
 def _unread(name: str, role: str, plan: DistillationPlan, loss_type: LossType) -> str:
-    """Why the group ``role`` does not read it; empty where it does."""
+    """Reason why the group ``role`` does not read it; empty where it does."""
     if name in OF_THE_STEP and not plan.trainable_roles_of(role):
         return f"nothing in the {role} trains"
     readers = loss_type.readers.get(name, (role,))

@@ -12,7 +12,7 @@ from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.shown import byte_size
 
 BYTES = {"fp32": 4, "bf16": 2}
-"""Of one number of an embedding, by --compute-dtype."""
+"""Bytes of one number of an embedding, by --compute-dtype."""
 SLACK = 1 << 20
 """Bytes by which a file that holds the table may be larger than its rows: its header."""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """What follows from the arguments of a run. ``miles_dmd.preflight.rules.resolve`` makes one."""
+    """Everything that follows from the arguments of a run. ``miles_dmd.preflight.rules.resolve`` makes one."""
 
     args: Args
     trainers: Mapping[str, Args]

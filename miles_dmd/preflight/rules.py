@@ -36,7 +36,7 @@ from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.preflight.resume import open_resume
 from miles_dmd.preflight.run_directory import check_save
 from miles_dmd.registry import nearest
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,9 @@ def resolve(args: Args) -> ResolvedRun:
     Raises ConfigError, one line, for the first rule that is broken.
     """
     if not isinstance(args, Args):
-        raise ConfigError(f"a run is asked for by miles_dmd.config.args.Args, not by {shown(args)}; see parse_args")
+        raise ConfigError(
+            f"a run is asked for by miles_dmd.config.args.Args, not by {short_repr(args)}; see parse_args"
+        )
     with _naming_flags(args):
         run = _looked_up(args)
         for rule in RULES:

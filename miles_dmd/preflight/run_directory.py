@@ -23,7 +23,7 @@ ENTRIES = (
     "student_best.old", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard", "wandb",
     "checkpoints", FAILURE_LOG,
 )  # fmt: skip
-"""What a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
+"""Names that a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
 
 
 def holds_run(directory: Path) -> bool:
@@ -32,7 +32,7 @@ def holds_run(directory: Path) -> bool:
 
 
 def is_ours(directory: Path) -> bool:
-    """Whether what lies there was written by a run: its metrics say so in their first line."""
+    """True if a run wrote the directory: its metrics say so in their first line."""
     try:
         with (directory / "metrics.jsonl").open("rb") as file:
             return KIND.encode() in file.readline(200)
@@ -51,7 +51,7 @@ def inputs(args: Args) -> Iterator[tuple[str, Path]]:
 
 
 def preset_name(args: Args) -> str:
-    """What a run without --save is called after: its preset, or its loss type."""
+    """Name of a run without --save: its preset, or its loss type."""
     return Path(args.config).stem if args.config else args.loss_type.rpartition(".")[2]
 
 
@@ -141,7 +141,7 @@ def _remove_empty(directories: Iterable[Path]) -> None:
 
 
 def continues(args: Args) -> bool:
-    """Whether --save is the very run that --load goes on from. Raises CheckpointError where --load means nothing."""
+    """True if --save is the very run that --load goes on from. Raises CheckpointError where --load means nothing."""
     if args.load is None or args.save is None:
         return False
     return run_directory(find_checkpoint(args.load, args.save)) == Path(args.save).resolve()

@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOT = Path(__file__).parents[2]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PROGRAMS = sorted(path for place in ("examples", "benchmarks", "scripts") for path in ROOT.glob(f"{place}/**/*.py"))
-QUESTION_WORDS = {"What", "Who", "Whose", "Which", "Where", "When", "Whether", "Why", "How", "If", "Of"}
+VAGUE = {"What", "Who", "Whose", "Which", "Where", "When", "Whether", "Why", "How", "If", "Of", "As", "That", "Those"}
 NEUTRAL = [
     "run.py",
     "executor.py",
@@ -62,7 +62,19 @@ def test_first_line_names_the_subject_in_words_that_grep_finds(path):
     assert docstring
     first = docstring.split("\n")[0]
     assert "?" not in first
-    assert first.split()[0] not in QUESTION_WORDS
+    assert first.split()[0] not in VAGUE
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_docstring_begins_with_its_subject_or_an_imperative(path):
+    """Docstrings of modules, classes, functions and attributes, private ones too: readers grep for them."""
+    first_lines = [
+        (node.lineno, node.value.value.strip().split("\n")[0])
+        for node in ast.walk(ast.parse(path.read_text()))
+        if is_bare_string(node)
+    ]
+
+    assert [(number, line) for number, line in first_lines if line.split()[0].strip(",:") in VAGUE or "?" in line] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -18,7 +18,7 @@ from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2.names import NESTED, NOT_BUILT, OTHER_GROUPS, OTHER_NAMES
 from miles_dmd.losses.dmd2.observed import ALARMS, HEADLINE, PANELS
 from miles_dmd.plan import DistillationPlan, build_plan
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
@@ -92,8 +92,8 @@ def check(args: Args) -> None:
         )
     if options.teacher_guidance == 1 and args.negative_prompt:
         raise ConfigError(
-            f"--negative-prompt {shown(args.negative_prompt)} is the text of the teacher's unconditional branch, which "
-            "--teacher-guidance 1 leaves out; pass a guidance above 1, or --negative-prompt ''"
+            f"--negative-prompt {short_repr(args.negative_prompt)} is the text of the teacher's unconditional branch, "
+            "which --teacher-guidance 1 leaves out; pass a guidance above 1, or --negative-prompt ''"
         )
     if not 0 < options.dm_sigma_min < options.dm_sigma_max < 1:
         raise ConfigError(

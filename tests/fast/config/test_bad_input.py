@@ -112,7 +112,7 @@ ODD = ("\x1b[31mred", "two\nlines", "\u202egnitirw", "\udcff")
         (["--actor-dm-shift", "2"], ["--actor-dm-shift 2"]),
         (["--critic-teacher-guidance", "2"], ["--critic-teacher-guidance 2", "applies to the whole run"]),
         (["--critic-alarm-critic-lag", "2"], ["--critic-alarm-critic-lag 2", "applies to the whole run"]),
-        (["--num-rollout", "3", "--num-student-steps", "3"], ["--num-student-steps 3", "there already"]),
+        (["--num-rollout", "3", "--num-student-steps", "3"], ["--num-student-steps 3", "given already"]),
     ],
     ids=lambda value: " ".join(value)[:60] if value and value[0].startswith("-") else "",
 )
@@ -130,7 +130,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_written(run, flags
         (["--lr=1", "--lr=1"], ["--lr 1", "give it once"]),
         (["--betas", "0", "0.9", "--betas", "0", "0.8"], ["--betas 0 0.8", "give it once"]),
         (["--config", "digits", "--config", "sd35_medium_dmd2"], ["--config sd35_medium_dmd2", "give it once"]),
-        (["--local", "--no-local"], ["--no-local", "--local is there already", "give one of the two"]),
+        (["--local", "--no-local"], ["--no-local", "--local is given already", "give one of the two"]),
         (["--critic-lr", "1", "--critic-lr", "2"], ["--critic-lr 2", "give it once"]),
     ],
 )
