@@ -70,18 +70,19 @@ def ratios(chosen: argparse.Namespace) -> dict:
 @contextlib.contextmanager
 def run_cycles(args):
     """A function that plays the next cycle of a real run, the run's span log and its executor."""
-    from miles_dmd import registry
     from miles_dmd.batches import RolloutBatches
     from miles_dmd.executor import GroupExecutor
     from miles_dmd.observe.spans import SpanLog
     from miles_dmd.plan import DistillationTrainerController, requests_until_student_update
+    from miles_dmd.preflight.rules import resolve
+    from miles_dmd.prompts import PromptSource
     from miles_dmd.run import started_run
 
-    loss_type = registry.load("losses", args.loss_type)
-    plan = loss_type.plan(args)
-    with started_run(args, loss_type, plan) as (started, prompts):
+    run = resolve(args)
+    plan, prompts = run.plan, PromptSource(args.prompt_data, args.seed)
+    with started_run(run, prompts.texts) as started:
         spans = SpanLog()
-        executor = GroupExecutor(plan, loss_type, started, spans)
+        executor = GroupExecutor(plan, run.loss_type, started, spans)
         provider = RolloutBatches(
             args,
             prompts,
@@ -189,9 +190,10 @@ def bare_cycles(args):
 
 
 def bare_cycle(args, models, optimizers, ema, prompts, table) -> None:
+    from miles_dmd.config.trainers import trainer_args
     from miles_dmd.losses.dmd2.objective import fake_score_loss, generator_loss, score
 
-    options = args.loss_options
+    options = trainer_args(args)["critic"].loss_options  # of which the student reads none of its own
     *fake_batches, student_batch = [
         rollout(args, models["sampler"], prompts, table) for _ in range(options.fake_update_ratio + 1)
     ]

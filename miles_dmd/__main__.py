@@ -33,16 +33,16 @@ def _look(words: Sequence[str]) -> int:
     try:
         return _inspect(words)
     except MilesDmdError as error:
-        said, code = f"error: {error}", 2
+        message, code = f"error: {error}", 2
     except OutputError as error:
-        said, code = str(error), 1
+        message, code = str(error), 1
         if error.reader_gone:
             return 0
     except OSError as error:
-        said, code = f"error: {error.filename or 'a file'} cannot be read: {error.strerror}; name another", 2
+        message, code = f"error: {error.filename or 'a file'} cannot be read: {error.strerror}; name another", 2
     except KeyboardInterrupt:
-        said, code = "stopped by SIGINT", 130
-    say(f"{PROGRAM}: {said}")
+        message, code = "stopped by SIGINT", 130
+    say(f"{PROGRAM}: {message}")
     return code
 
 

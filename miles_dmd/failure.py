@@ -26,16 +26,16 @@ def report_failure(
     ended it, 2 for a refusal before it had begun, 1 for any other end."""
     # whatever the error: who signals a whole group of processes has ended some that this one waited for
     if signal_number is not None and not isinstance(error, SaveError):
-        said, code = describe_stop(signal_number, directory, checkpoint), 128 + signal_number
+        message, code = describe_stop(signal_number, directory, checkpoint), 128 + signal_number
     elif isinstance(error, OutputError):
         if error.reader_gone and not began:
             return 0
-        said, code = str(error), 1
+        message, code = str(error), 1
     elif isinstance(error, ConfigError) and not began:
-        said, code = f"error: {' '.join(str(error).split())}", 2
+        message, code = f"error: {' '.join(str(error).split())}", 2
     else:
-        said, code = describe_failure(error, directory, checkpoint), 1
-    say(f"{program}: {said}")
+        message, code = describe_failure(error, directory, checkpoint), 1
+    say(f"{program}: {message}")
     return code
 
 

@@ -49,7 +49,7 @@ class SampleGrids:
         self._reference: dict[str, float] = {}
         about = [self.texts, dict(teacher), SEEDS_PER_PROMPT]
         self._of = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        """Of what the reference is: a run that goes on with other prompts or another guidance needs another one."""
+        """Fingerprint of the reference's inputs: other prompts or another guidance need another reference."""
 
     def after_completed_step(
         self, counters: TrainerCounters, metrics: Mapping[str, Any], executor: GroupExecutor
@@ -59,13 +59,13 @@ class SampleGrids:
             self.draw(counters.global_step, executor)
 
     def draw_teacher(self, executor: GroupExecutor) -> None:
-        """What the student's grids are compared with, unless that is known and lies here."""
+        """Sample the teacher's reference grid, unless that is known and lies here."""
         known = self._reference and (self.directory / TEACHER).is_file()
         if self.texts and self.teacher and not known:
             print(f"Drawing {len(self._requests())} samples of the teacher, unless they are kept ...", flush=True)
             with executor.spans.span("pictures", group="rollout"):
-                images, told = executor.draw_teacher(self._requests(), self.teacher)
-                self._remember({"spread": told.spread, "limit": told.limit})
+                images, measured = executor.draw_teacher(self._requests(), self.teacher)
+                self._remember({"spread": measured.spread, "limit": measured.limit})
                 how = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in self.teacher.items())
                 self._grid(TEACHER, images, f"teacher: {how}")
 
@@ -92,8 +92,8 @@ class SampleGrids:
         self._drawn = step
         with executor.spans.span("pictures", group="rollout"):
             limit = self._reference.get("limit")
-            images, told = executor.draw_student(self._requests(), limit)
-            self._tell(told)
+            images, measured = executor.draw_student(self._requests(), limit)
+            self._report_statistics(measured)
             steps = self.args.num_inference_steps
             who = "student (moving average)" if executor.averages else "student"
             self._grid(f"step_{step:06d}.png", images, f"{who} after {step} updates, {steps} steps")
@@ -103,15 +103,15 @@ class SampleGrids:
         place = self.directory / name
         self._files(lambda: sample_grid(images, place, labels=labels, columns=SEEDS_PER_PROMPT, title=title))
 
-    def _tell(self, told: SampleStatistics) -> None:
+    def _report_statistics(self, measured: SampleStatistics) -> None:
         if not self._reference:
-            self._remember({"spread": told.spread, "limit": told.limit})
+            self._remember({"spread": measured.spread, "limit": measured.limit})
         spread = self._reference["spread"]
-        diversity = {"samples/diversity": told.spread / spread} if spread > 0 else {}
-        self.report({**diversity, "samples/saturation": told.saturation})
+        diversity = {"samples/diversity": measured.spread / spread} if spread > 0 else {}
+        self.report({**diversity, "samples/saturation": measured.saturation})
 
     def _remember(self, reference: Mapping[str, float]) -> None:
-        """What later grids are compared with; the file is for readers."""
+        """Keep and write the reference of later grids; the file is for readers."""
         self._reference = dict(reference)
         if reference:
             text = json.dumps(self._reference) + "\n"

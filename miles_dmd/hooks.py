@@ -15,7 +15,7 @@ from miles_dmd import registry
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan import DistillationTrainerHooks
 from miles_dmd.preflight.hooks import PREFIX
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
@@ -33,7 +33,9 @@ def open_hooks(args: Args, note: Report) -> dict[str, DistillationTrainerHooks]:
 def _open(name: str, args: Args, note: Report) -> DistillationTrainerHooks:
     factory: HookFactory = registry.resolve(name)
     if not callable(factory):
-        raise ConfigError(f"--hook {name} is {shown(factory)}; name a function of (args, report) that returns a hook")
+        raise ConfigError(
+            f"--hook {name} is {short_repr(factory)}; name a function of (args, report) that returns a hook"
+        )
 
     def report(numbers: Mapping[str, float]) -> None:
         values = {f"{PREFIX}{key}": float(value) for key, value in numbers.items()}
@@ -43,5 +45,5 @@ def _open(name: str, args: Args, note: Report) -> DistillationTrainerHooks:
 
     hook = factory(args, report)
     if not isinstance(hook, DistillationTrainerHooks):
-        raise ConfigError(f"--hook {name} returned {shown(hook)}, which has no after_completed_step")
+        raise ConfigError(f"--hook {name} returned {short_repr(hook)}, which has no after_completed_step")
     return hook

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd.errors import ConfigError
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 MIB = 2**20
 LARGEST = 16 * MIB
@@ -146,7 +146,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{shown(twice)} stands twice in one object")
+        raise ValueError(f"{short_repr(twice)} stands twice in one object")
     return found
 
 
@@ -163,7 +163,7 @@ def _require_sound(document: Any) -> None:
         texts += [name for value in level if isinstance(value, dict) for name in value]
         for text in texts:
             if why := unsound(text):
-                raise ValueError(f"{shown(text)} {why}")
+                raise ValueError(f"{short_repr(text)} {why}")
         level = [
             item
             for value in level

@@ -64,7 +64,7 @@ def _held(run: ResolvedRun, group: str, own: Args) -> Iterator[tuple[str, int, t
 
 def _tables(family: ModelFamily, args: Args) -> int:
     """Bytes of the network's buffers, such as a table of positions: every rank holds them whole."""
-    return family.buffer_bytes(read_json(Path(args.hf_checkpoint or "") / family.network_component / "config.json"))
+    return family.buffer_bytes(read_json(args.pipeline_directory / family.network_component / "config.json"))
 
 
 def _parameters(family: ModelFamily, pipeline: str) -> int:

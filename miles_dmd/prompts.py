@@ -15,7 +15,7 @@ from typing import Any
 from miles_dmd.errors import ConfigError, FormatError
 from miles_dmd.inputs import MIB, parse_object, read_text, unsound
 from miles_dmd.seeds import derive
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 FORMAT = 1
 _FLAG = "--prompt-data"
@@ -128,7 +128,7 @@ def _lines(path: str | Path) -> list[str]:
 
 def _text_line(line: str, where: str) -> str:
     if why := unsound(line):
-        raise ConfigError(f"{where}: {shown(line)} {why}; {_CURE}")
+        raise ConfigError(f"{where}: {short_repr(line)} {why}; {_CURE}")
     return line
 
 
@@ -141,7 +141,7 @@ def _json_line(line: str, where: str) -> str:
         raise ConfigError(f'{where}: has no key "prompt"; {_CURE}')
     prompt = record["prompt"]
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ConfigError(f'{where}: "prompt" is {shown(prompt)}, not a text; {_CURE}')
+        raise ConfigError(f'{where}: "prompt" is {short_repr(prompt)}, not a text; {_CURE}')
     return prompt.strip()
 
 

@@ -17,7 +17,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from miles_dmd.errors import ConfigError, NotFound, UnknownName
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.engine import EngineType
@@ -48,9 +48,9 @@ class Registry(Generic[T]):
 
     def register(self, name: str, thing: T | None = None) -> Any:
         if type(name) is not str or not name.strip():
-            raise ConfigError(f"the name of a {self.kind} must be a non-empty string, got {shown(name)}")
+            raise ConfigError(f"the name of a {self.kind} must be a non-empty string, got {short_repr(name)}")
         if name in self.names:
-            raise ConfigError(f"{self.kind} {shown(name)} is there already, among {', '.join(self.names)}")
+            raise ConfigError(f"{self.kind} {short_repr(name)} is already registered, among {', '.join(self.names)}")
         if thing is None:
             return lambda thing: self.register(name, thing)
         self._things[name] = thing
@@ -61,7 +61,9 @@ class Registry(Generic[T]):
         if type(name) is str and name in self._things:
             return self._things[name]
         known = ", ".join(self.names) or "none"
-        raise UnknownName(f"{self.kind} {shown(name)} is not among {known}{nearest(str(name), self.names)}{self._cure}")
+        raise UnknownName(
+            f"{self.kind} {short_repr(name)} is not among {known}{nearest(str(name), self.names)}{self._cure}"
+        )
 
 
 class Wing(Registry[T]):
@@ -92,9 +94,9 @@ class Wing(Registry[T]):
     def _load(self, path: str, asked: str) -> T:
         found, contract = _attribute(_import(path, asked), self.export, asked), resolve(self._contract)
         if not isinstance(found, contract):
-            raise NotFound(f"{asked}: {self.export} of {path} is {shown(found)}, not a {contract.__name__}")
+            raise NotFound(f"{asked}: {self.export} of {path} is {short_repr(found)}, not a {contract.__name__}")
         if not dataclasses.is_dataclass(getattr(found, "options", contract)):
-            raise NotFound(f"{asked}: its options {shown(found.options)} must be a frozen dataclass")
+            raise NotFound(f"{asked}: its options {short_repr(found.options)} must be a frozen dataclass")
         return found  # type: ignore[no-any-return]
 
     def _module(self, name: str) -> str | None:
@@ -149,7 +151,7 @@ def resolve(dotted: str) -> Any:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """Hint of a near name: `` (did you mean x?)``, or nothing where none is close."""
+    """Hint of the nearest name, " (did you mean ...)"; empty where none is close."""
     bare = {_bare(option): option for option in known}
     close = difflib.get_close_matches(_bare(name[:_LONGEST_NAME]), bare, n=1, cutoff=_CLOSE)
     return f" (did you mean {bare[close[0]]}?)" if close else ""

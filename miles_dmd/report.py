@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from miles_dmd.config.args import Args
@@ -43,11 +42,11 @@ def unchecked(run: ResolvedRun) -> str:
 
 
 def _own_options(options: Any) -> list[tuple[str, str]]:
-    return [(name, _shown(getattr(options, name))) for name in kinds(type(options))]
+    return [(name, _value_text(getattr(options, name))) for name in kinds(type(options))]
 
 
 def trainer_table(run: ResolvedRun) -> Table:
-    """Who holds, trains and reads what; of the arguments, those that differ between trainers."""
+    """Table of trainers: roles held, trained and read; of the arguments, those that differ between trainers."""
     rows = [
         ("", *run.trainers),
         ("holds", *(_holds(run, group) for group in run.trainers)),
@@ -57,14 +56,24 @@ def trainer_table(run: ResolvedRun) -> Table:
     for name in per_trainer():
         values = [getattr(own, name) for own in run.trainers.values()]
         if name in ALWAYS_SHOWN or any(value != values[0] for value in values):
-            rows.append((name, *map(_shown, values)))
+            rows.append((name, *map(_value_text, values)))
     return Table("Trainers", rows)
 
 
 def options_table(run: ResolvedRun) -> Table:
-    thresholds = {alarm.option for alarm in run.alarms}  # of the run's watch, not of its training
-    rows = [row for row in _own_options(run.args.loss_options) if row[0] not in thresholds]
+    """The loss type's options, each as the groups that read it have it; alarms are of the run's watch, not of this."""
+    alarms = {alarm.option for alarm in run.alarms}
+    rows = [(name, _option(name, run)) for name in kinds(run.loss_type.options) if name not in alarms]
     return Table(f"Loss type {run.args.loss_type}", rows or [("no options", "")])
+
+
+def _option(name: str, run: ResolvedRun) -> str:
+    """``3``, or ``critic 3, actor 1`` where trainers differ."""
+    readers = run.loss_type.trainers_of(name) or tuple(run.trainers)
+    values = {group: _value_text(getattr(run.trainers[group].loss_options, name)) for group in readers}
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    return ", ".join(f"{group} {value}" for group, value in values.items())
 
 
 def schedule_table(run: ResolvedRun) -> Table:
@@ -86,7 +95,7 @@ def rollout_table(run: ResolvedRun) -> Table:
             ("engine", f"{args.rollout_engine}, {args.solver}, stop steps {args.stop_step_policy}"),
             *_own_options(args.engine_options),
             ("sigmas", f"{grid} (shift {args.shift:g})"),
-            *_warned_of_shift(args.shift, family.scheduler_shift(Path(student.hf_checkpoint or ""))),
+            *_warned_of_shift(args.shift, family.scheduler_shift(student.pipeline_directory)),
             ("images", f"{height} x {width}, {family.text_length(args)} text tokens"),
             ("prompts", f"{len(run.prompts)} in {args.prompt_data}"),
             ("encoded", f"{byte_size(table_bytes(run))} of disk in --cache-dir {with_tilde(args.cache_dir)}"),
@@ -138,7 +147,7 @@ def placement_table(run: ResolvedRun) -> Table:
 
 
 def _devices(args: Args, bundles: int, where: str) -> str:
-    """What the run computes on: --device auto takes CPUs only where there is no GPU at all."""
+    """Devices that the run computes on: --device auto takes CPUs only where there is no GPU at all."""
     if args.device != "auto":
         return args.device
     if bundles == 1:
@@ -186,9 +195,9 @@ def _distinct_bundles(ranks: Mapping[str, int]) -> Iterator[range]:
         yield range(start, stop)
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return " ".join(map(_shown, value))
+        return " ".join(map(_value_text, value))
     return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value)

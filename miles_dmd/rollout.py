@@ -97,7 +97,7 @@ class RolloutWorker:
 
     @noting(ROLLOUT, "loading batches")
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
-        """As ``generate`` gives them; the engine sleeps afterwards, too."""
+        """Load batches from files, as ``generate`` gives them; the engine sleeps afterwards, too."""
         self.sleep()
         return [_handle(read_batch(path), num_chunks) for path in paths]
 
@@ -133,7 +133,7 @@ class RolloutWorker:
         """The same of the teacher, sampled as ``sampling`` says; where its range ends is where the data's does."""
         self.sleep()  # the teacher takes the engine's place on the device
         family = self._family
-        shape = family.code().latent_shape(Path(self.args.teacher_path or ""), *family.resolution(self.args))
+        shape = family.code().latent_shape(self.args.teacher_directory, *family.resolution(self.args))
         latents = teacher_samples(
             self.args, requests, sampling, shape=shape, compute=self.compute, prompts=self.prompts
         )
@@ -145,7 +145,7 @@ class RolloutWorker:
 
     @functools.cached_property
     def _decode(self) -> Callable[[Tensor], Tensor]:
-        return self._family.code().open_decoder(Path(self.args.hf_checkpoint or ""), self.compute.device)
+        return self._family.code().open_decoder(self.args.pipeline_directory, self.compute.device)
 
     def _decoded(self, latents: Tensor, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
         told = statistics(latents, [request.prompt_id for request in requests], limit)
@@ -158,7 +158,7 @@ class RolloutWorker:
             directory,
             weights.buckets,
             family=self._family,
-            start=Path(self.args.hf_checkpoint or ""),
+            start=self.args.pipeline_directory,
             shift=self.args.shift,
             distillation=distillation,
             dtype=self.args.export_dtype,

@@ -43,7 +43,7 @@ class Observer(Protocol):
     """State from one committed cycle to the next that is a part of every checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """State as JSON takes it."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 

@@ -17,7 +17,7 @@ def printable(text: str, longest: int = LONGEST_MESSAGE) -> str:
     return "".join(character if character.isprintable() else _escaped(character) for character in text)
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """``repr`` of a value, cut to LONGEST_VALUE characters; nothing larger than the cut is made on the way."""
     text = _REPR.repr(value)
     return printable(text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}...")

@@ -44,7 +44,7 @@ def export_student(run: ResolvedRun, executor: GroupExecutor, directory: Path) -
 
 
 def nothing_left(run: ResolvedRun) -> str:
-    """Why going on would only end with the student that lies there; empty where there is work left."""
+    """Reason why going on would only end with the student that lies there; empty where there is work left."""
     args, resume = run.args, run.resume
     if resume is None:
         return ""
@@ -60,7 +60,7 @@ def nothing_left(run: ResolvedRun) -> str:
 
 
 def _is_exported(student: Path, resume: Resume, asked: str) -> bool:
-    """Whether the student lies there as it would be exported again. The summary is written after it, last of all."""
+    """True if the student lies there as it would be exported again. The summary is written after it, last of all."""
     try:
         found = read_distillation(student)
     except FormatError:
@@ -84,7 +84,7 @@ class KeepBest:
         self.way, _, self.metric = asked.partition(":")
         self._values: list[float] = []
         self._best: dict[str, Any] = {}
-        """What best.json says."""
+        """Content of best.json."""
         self._new = directory.with_name(directory.name + NEW)
         recover_directory(directory)
         remove_tree(self._new)  # of a process that died before it was whole, or after its turn
@@ -166,7 +166,7 @@ class KeepBest:
 
 
 def read_best(directory: Path) -> dict[str, Any]:
-    """What best.json in ``directory`` says; empty where there is none."""
+    """Content of best.json in ``directory``; empty where there is none."""
     try:
         return dict(json.loads((directory / BEST).read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -175,7 +175,7 @@ def read_best(directory: Path) -> dict[str, Any]:
 
 def describe(run: ResolvedRun, policy_version: int) -> Distillation:
     """The arguments with which the stock pipeline samples student and teacher."""
-    args, family, teacher = run.args, run.family, str(run.teacher)
+    args, family, teacher = run.args, run.family, str(run.args.teacher_directory)
     height, width = family.resolution(run.student)
     common = {"max_sequence_length": family.text_length(args), "height": height, "width": width}
     negative = {"negative_prompt": args.negative_prompt} if args.negative_prompt else {}
@@ -186,7 +186,7 @@ def describe(run: ResolvedRun, policy_version: int) -> Distillation:
         sigmas=sigma_grid(steps, args.shift),
         solver=args.solver,
         teacher=teacher_name(teacher),
-        teacher_sha256=fingerprint(run.teacher, family.components, digests(args.cache_dir)),
+        teacher_sha256=fingerprint(run.args.teacher_directory, family.components, digests(args.cache_dir)),
         policy_version=policy_version,
         student_call=student,
         teacher_call={**run.teacher_sampling, **common, **negative},

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def teacher_samples(
-    args: Any,
+    args: Args,
     requests: Sequence[RolloutRequest],
     sampling: Mapping[str, Any],
     *,
@@ -46,7 +46,7 @@ def teacher_samples(
     ``sampling`` has ``num_inference_steps`` and ``guidance_scale``, as a loss type's ``teacher_sampling`` tells them.
     The network is there only meanwhile.
     """
-    family, directory = registry.load("models", args.model_family), Path(args.teacher_path)
+    family, directory = registry.load("models", args.model_family), args.teacher_directory
     kept = _kept(args, family, directory, requests, sampling, shape, prompts)
     with contextlib.suppress(OSError, SafetensorError, KeyError):  # not there, or not whole
         return load(kept.read_bytes())["latents"]

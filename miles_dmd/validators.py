@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from miles_dmd.errors import PlanError, PlanTypeError
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 T = TypeVar("T")
 Check = Callable[[str, Any], object]
 
 
 def _type_error(name: str, words: str, value: Any) -> PlanTypeError:
-    return PlanTypeError(f"{name} must be {words}, got {shown(value)} of type {type(value).__name__}")
+    return PlanTypeError(f"{name} must be {words}, got {short_repr(value)} of type {type(value).__name__}")
 
 
 def count(name: str, value: Any, least: int = 0) -> int:
@@ -26,7 +26,7 @@ def count(name: str, value: Any, least: int = 0) -> int:
     if type(value) is not int:
         raise _type_error(name, words, value)
     if value < least:
-        raise PlanError(f"{name} must be {words}, got {shown(value)}")
+        raise PlanError(f"{name} must be {words}, got {short_repr(value)}")
     return value
 
 
@@ -38,7 +38,7 @@ def number(name: str, value: Any) -> float:
     if type(value) not in (int, float):
         raise _type_error(name, "a finite number", value)
     if not abs(value) <= sys.float_info.max:  # of NaN too, and of whole numbers that no float holds
-        raise PlanError(f"{name} must be a finite number, got {shown(value)}")
+        raise PlanError(f"{name} must be a finite number, got {short_repr(value)}")
     return value
 
 
@@ -62,7 +62,7 @@ def text(name: str, value: Any) -> str:
 
 def choice(name: str, value: Any, known: Collection[str]) -> str:
     if type(value) is not str or value not in known:
-        raise PlanError(f"{name} must be one of {', '.join(known)}; got {shown(value)}")
+        raise PlanError(f"{name} must be one of {', '.join(known)}; got {short_repr(value)}")
     return value
 
 
@@ -81,7 +81,7 @@ def mapping(name: str, value: Any) -> Mapping[Any, Any]:
 def sequence(name: str, values: Any, kind: type[T]) -> tuple[T, ...]:
     """``values`` as a tuple of ``kind``; a string is no sequence of strings."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-        raise PlanTypeError(f"{name} must be a sequence of {kind.__name__}, got {shown(values)}")
+        raise PlanTypeError(f"{name} must be a sequence of {kind.__name__}, got {short_repr(values)}")
     return tuple(instance(f"{name}[{i}]", value, kind) for i, value in enumerate(values))
 
 
@@ -121,7 +121,7 @@ def fields(checks: Mapping[str, Check], *, open_ended: bool = False) -> Check:
         if missing := [key for key in checks if key not in keys]:
             raise PlanError(f"{name or 'it'} lacks {missing[0]!r}")
         if not open_ended and (unknown := sorted(keys - checks.keys())):
-            raise PlanError(f"{name or 'it'} has an unknown {shown(unknown[0])}")
+            raise PlanError(f"{name or 'it'} has an unknown {short_repr(unknown[0])}")
         for key, check in checks.items():
             check(_inside(name, key), value[key])
 

@@ -8,7 +8,8 @@ from miles_dmd import registry
 from miles_dmd.config.args import PER_TRAINER
 from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, flags_of
 from miles_dmd.config.presets import shipped
-from miles_dmd.config.values import ANY
+from miles_dmd.config.values import ANY, flag_name, kinds
+from miles_dmd.contracts.loss import LossType
 
 BAR = r"\|"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
@@ -32,9 +33,9 @@ TRAINERS = """\
 ## Single trainers
 
 Each trainer of the loss type may read its own value of the flags under {groups}: `--critic-lr 4e-7` is `--lr` for the
-critic alone. Prefixes by loss type:
+critic alone. So it may of the loss type's options that it reads: `--critic-dm-shift 2`. By loss type:
 
-| loss type | prefixes, in the order of the groups |
+| loss type | prefixes, in the order of the groups, and options of each |
 |---|---|
 """
 
@@ -47,16 +48,23 @@ def page() -> str:
         parts += _sections(flag for flag in _flags(name) if flag.scope == LOSS)
     for engine in registry.names("engines"):
         parts += _sections(flag for flag in _flags(names[0], engine) if flag.scope == ENGINE)
-    rows = (
-        f"| `{name}` | {', '.join(f'`--{role}-`' for role in registry.load('losses', name).roles)} |" for name in names
-    )
+    rows = (f"| `{name}` | {_groups(registry.load('losses', name))} |" for name in names)
     parts.append(TRAINERS.format(groups=" and ".join(PER_TRAINER)) + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
+def _groups(loss_type: LossType) -> str:
+    return "; ".join(_group(role, loss_type) for role in loss_type.roles)
+
+
+def _group(role: str, loss_type: LossType) -> str:
+    """``--critic-`` and the options of the loss type that take it."""
+    options = [f"`{flag_name(name)}`" for name in kinds(loss_type.options) if role in loss_type.trainers_of(name)]
+    return f"`--{role}-`" + (f" with {', '.join(options)}" if options else "")
+
+
 def _flags(loss_name: str, engine: str = "inprocess") -> list[Flag]:
-    loss_type, options = registry.load("losses", loss_name), registry.load("engines", engine).options
-    own = flags_of(loss_name, loss_type.options, loss_type.roles, engine=engine, engine_options=options)
+    own = flags_of(loss_name, registry.load("losses", loss_name), engine, registry.load("engines", engine))
     return list(own.values())
 
 
@@ -73,7 +81,8 @@ def _row(flag: Flag) -> str:
     values = f"{flag.metavar}..." if many else " ".join([flag.metavar] * (flag.kind.length or 1))
     name = f"{flag.name} {values}".strip()
     default = f"`{flag.shown_default}`" if flag.shown_default else ""
-    cells = (f"`{name}`", default, flag.words)
+    other = f", or `{flag.alias}`" if flag.alias else ""
+    cells = (f"`{name}`{other}", default, flag.words)
     return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
 
 

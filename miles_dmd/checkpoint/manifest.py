@@ -18,7 +18,7 @@ from typing import Any
 from miles_dmd.errors import CheckpointError, ConfigError, FormatError, PlanError, SaveError
 from miles_dmd.files import write_synced
 from miles_dmd.inputs import MIB, exists, parse_object, read_bytes
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 from miles_dmd.validators import Check, count, each, fields, positive, string, table
 
 FORMAT = 2
@@ -144,7 +144,8 @@ def require_format(content: Mapping[str, Any], path: Path) -> None:
     if type(version) is not int or version != FORMAT:  # True is 1
         age = "an unknown" if type(version) is not int else "a newer" if version > FORMAT else "an older"
         raise FormatError(
-            f"{path} has {age} checkpoint format, {shown(version)}; this version of miles_dmd reads format {FORMAT}"
+            f"{path} has {age} checkpoint format, {short_repr(version)}; "
+            f"this version of miles_dmd reads format {FORMAT}"
         )
 
 

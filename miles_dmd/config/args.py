@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from miles_dmd import registry
@@ -30,27 +31,12 @@ from miles_dmd.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
-    model_family: str = "sd3"
-    """Model family: a plug-in of miles_dmd/models, or an import path."""
     hf_checkpoint: ReadPath | None = None
     """Diffusers pipeline directory whose network a trainer starts from: the student and the fake score. Required."""
-    teacher_checkpoint: ReadPath | None = None
-    """Pipeline directory of the frozen teacher; by default the same as --hf-checkpoint."""
     compute_dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision of forward and backward. Master weights, gradient reduction, EMA and losses are always fp32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    max_sequence_length: Count | None = None
-    """Text tokens of the long encoder (T5); by default what the pipeline itself uses."""
-    load: OwnPath | None = None
-    """Checkpoint to go on from: a run's directory (its newest), one checkpoint, or latest: the newest of --save."""
-    save: OwnPath | None = None
-    """Directory of everything that the run leaves; by default a fresh runs/<preset>-<n>."""
-
-    @property
-    def teacher_path(self) -> str | None:
-        """Where the teacher is read from."""
-        return self.teacher_checkpoint or self.hf_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +57,18 @@ class OptimArgs:
     """Optimizer steps over which the learning rate rises from zero."""
     micro_batch_size: Count = 4
     """Samples in one forward and backward, per rank. Changes memory and speed, never the result."""
-    num_steps_per_rollout: Count = 1
-    """Optimizer steps in one phase. Scores of the student's samples hold for one step only, so it stays 1."""
     num_trainer_ranks: Ranks = 1
     """Processes, one device each, over which FSDP2 shards the group; one alone, in fp32, shards nothing."""
-    ema_decay: Decay = 0.99
-    """Decay of the student's moving average, which is what gets exported."""
-    ema_start_step: Natural = 0
-    """Student steps after which the average begins to move; until then it is a copy of the student."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherArgs:
+    model_family: str = "sd3"
+    """Model family: a plug-in of miles_dmd/models, or an import path."""
+    teacher_checkpoint: ReadPath | None = None
+    """Pipeline directory of the frozen teacher; by default the same as --hf-checkpoint."""
+    max_sequence_length: Count | None = None
+    """Text tokens of the long encoder (T5); by default what the pipeline itself uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,23 +78,31 @@ class LossArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AverageArgs:
+    ema_decay: Decay = 0.99
+    """Decay of the student's moving average, which is what gets exported."""
+    ema_start_step: Natural = 0
+    """Student steps after which the average begins to move; until then it is a copy of the student."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RolloutArgs:
     rollout_engine: str = "inprocess"
-    """What samples from the student: a plug-in of miles_dmd/engines, or an import path."""
+    """Sampler of the student: a plug-in of miles_dmd/engines, or an import path."""
     prompt_data: ReadPath | None = None
     """Prompt file: one prompt a line (.txt), or one JSON object a line (.jsonl). Required."""
     rollout_batch_size: Batch = 32
     """Samples in one phase, over all ranks of a group (the global batch)."""
     rollout_micro_batch_size: Count = 32
     """Samples in one forward of the in-process rollout engine."""
-    num_rollout: Count = 1000
-    """Student steps; warm-up cycles come on top."""
+    num_rollout: Count = field(default=1000, metadata={"alias": "num_student_steps"})
+    """Optimizer steps of the student; warm-up cycles come on top."""
     num_inference_steps: Steps = 4
     """Steps N of the student's sampler."""
     shift: Shift = 3.0
     """Timestep shift of the student's sigma grid: N=4 and shift 3 give 1, 0.9, 0.75, 0.5."""
     solver: Literal["renoise", "euler"] = "renoise"
-    """How the student gets from one step to the next: renoise is DMD2's (SDE), euler the deterministic one (ODE)."""
+    """Solver, from one step of the student to the next: renoise is DMD2's (SDE), euler the deterministic one (ODE)."""
     stop_step_policy: Literal["uniform", "stratified", "cycle"] = "stratified"
     """At which step a rollout stops: drawn per sample, spread evenly over the batch, or in turn."""
     height: Count | None = None
@@ -116,75 +114,106 @@ class RolloutArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunArgs:
-    config: OwnPath | None = None
-    """Preset: a name of trainer_configs/ or a YAML file. Flags win over it, and it wins over defaults."""
+class CheckpointArgs:
+    save: OwnPath | None = None
+    """Directory of everything that the run leaves; by default a fresh runs/<preset>-<n>."""
     overwrite: bool = False
     """Replace the run that --save holds."""
+    load: OwnPath | None = None
+    """Checkpoint to go on from: a run's directory (its newest), one checkpoint, or latest: the newest of --save."""
+    allow_changed: tuple[str, ...] = ()
+    """Arguments that may differ from the checkpoint's though they alter training, by name: lr, or critic-lr alone."""
     save_interval: Natural = 100
     """Cycles between two checkpoints in the folder checkpoints of --save; the last is after the last cycle. 0: none."""
     keep_checkpoints: Natural = 2
     """Newest checkpoints to keep; older whole ones are removed. 0: all."""
     on_save_failure: Literal["stop", "continue"] = "stop"
-    """What to do when a checkpoint cannot be written (a full disk): end the run, or say so and go on."""
-    allow_changed: tuple[str, ...] = ()
-    """Arguments that may differ from the checkpoint's though they alter training, by name: lr, or critic-lr alone."""
-    seed: Seed = 0
-    """Root of all randomness: the same seed gives the same run, on any number of ranks. Seeds the global generators of
-    Python, numpy and torch in every process, too."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where trainers compute; auto takes a GPU where there is one."""
-    local: bool = False
-    """Run everything in this process, without Ray: for debugging, and the reference that the Ray run equals."""
-    dry_run: bool = False
-    """Print the resolved run (trainers, schedule, batches, memory) and stop."""
-    ray_address: str | None = None
-    """Ray cluster to join; by default one is started on this machine. Where the cluster wants a token, it is the one in
-    RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token."""
-    ray_auth_mode: Literal["token", "disabled"] = "token"
-    """token: processes of the Ray that a run starts show each other a secret of that run; disabled: every user of this
-    machine can run code as you while the run lasts. As RAY_AUTH_MODE says it to Ray."""
-    cpu_threads: Threads = 1
-    """Torch threads of a rank that computes on the CPU."""
-    cache_dir: OwnPath = "~/.cache/miles_dmd"
-    """Where encoded prompts are kept from one run to the next."""
+    """Action when a checkpoint cannot be written (a full disk): end the run, or say so and go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleArgs:
     sample_interval: Count = 50
     """Student steps between two grids of samples."""
     sample_prompts: Natural = 10
     """Prompts in a grid of samples; 0 for none."""
-    placement_timeout: Positive = 120.0
-    """Seconds to wait for Ray to place all trainer groups, and for their processes to start, before saying what is
-    missing."""
-    remote_timeout: Positive = 1800.0
-    """Seconds that one call of a trainer rank or of the rollout worker may take; longer, and the run is ended."""
-    max_consecutive_skipped_cycles: Natural = 0
-    """Cycles in a row that may be given up because a loss or gradient was not finite; 0: the first ends the run. Such a
-    number in a phase after the student's step of a cycle ends it always: that step cannot be taken back."""
-    hook: tuple[str, ...] = ()
-    """User hooks, each a package.module:factory: called after every student step, after the sample grids; what they
-    report stands in the metrics as hook/NAME. docs/hooks.md has one."""
-    on_alarm: Literal["warn", "stop"] = "warn"
-    """What an alarm does: a line in the log and 1 in the metrics, or also the end of the run, student exported."""
-    alarm_window: Count = 100
-    """Cycles over which alarms average; what is early is the first so many."""
-    alarm_saturation: NonNegative = 0.01
-    """Alarm when this share of the samples' latents lies beyond the range of the teacher's; 0: never."""
-    alarm_diversity: NonNegative = 0.3
-    """Alarm when the distance between a prompt's seeds falls below this share of the teacher's; 0: never."""
     keep_best: str | None = None
     """Also keep the student with the best metric, in student_best: min:NAME or max:NAME of metrics.jsonl, for instance
     max:samples/diversity. Judged every --sample-interval student steps, on the mean since the last time."""
     export_dtype: Literal["auto", "stored", "bf16", "fp32"] = "auto"
     """Precision of the student's files: stored is that of --hf-checkpoint, and auto takes it only where it keeps at
     least 99 % of what was learned, else fp32. The share is printed, and stands in the model card."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchArgs:
+    on_alarm: Literal["warn", "stop"] = "warn"
+    """Effect of an alarm: a line in the log and 1 in the metrics, or also the end of the run, student exported."""
+    alarm_window: Count = 100
+    """Cycles over which alarms average; what is early is the first so many."""
+    alarm_saturation: NonNegative = 0.01
+    """Alarm when this share of the samples' latents lies beyond the range of the teacher's; 0: never."""
+    alarm_diversity: NonNegative = 0.3
+    """Alarm when the distance between a prompt's seeds falls below this share of the teacher's; 0: never."""
+    max_consecutive_skipped_cycles: Natural = 0
+    """Cycles in a row that may be given up because a loss or gradient was not finite; 0: the first ends the run. Such a
+    number in a phase after the student's step of a cycle ends it always: that step cannot be taken back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingArgs:
     tensorboard: bool = False
     """Also write metrics for TensorBoard (needs the tensorboard extra)."""
     wandb_project: str | None = None
     """Also send metrics to this Weights & Biases project (needs the wandb extra)."""
+    hook: tuple[str, ...] = ()
+    """User hooks, each a package.module:factory: called after every student step, after the sample grids; what they
+    report stands in the metrics as hook/NAME. docs/hooks.md has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(RunArgs, RolloutArgs, LossArgs, OptimArgs, ModelArgs):
+class DeviceArgs:
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the trainers; auto takes a GPU where there is one."""
+    cpu_threads: Threads = 1
+    """Torch threads of a rank that computes on the CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterArgs:
+    local: bool = False
+    """Run everything in this process, without Ray: for debugging, and the reference that the Ray run equals."""
+    ray_address: str | None = None
+    """Ray cluster to join; by default one is started on this machine. Where the cluster wants a token, it is the one in
+    RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token."""
+    ray_auth_mode: Literal["token", "disabled"] = "token"
+    """token: processes of the Ray that a run starts show each other a secret of that run; disabled: every user of this
+    machine can run code as you while the run lasts. As RAY_AUTH_MODE says it to Ray."""
+    placement_timeout: Positive = 120.0
+    """Seconds to wait for Ray to place all trainer groups, and for their processes to start, before saying what is
+    missing."""
+    remote_timeout: Positive = 1800.0
+    """Seconds that one call of a trainer rank or of the rollout worker may take; longer, and the run is ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArgs:
+    config: OwnPath | None = None
+    """Preset: a name of trainer_configs/ or a YAML file. Flags win over it, and it wins over defaults."""
+    dry_run: bool = False
+    """Print the resolved run (trainers, schedule, batches, memory) and stop."""
+    seed: Seed = 0
+    """Root of all randomness: the same seed gives the same run, on any number of ranks. Seeds the global generators of
+    Python, numpy and torch in every process, too."""
+    cache_dir: OwnPath = "~/.cache/miles_dmd"
+    """Cache of encoded prompts, kept from one run to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(
+    RunArgs, ClusterArgs, DeviceArgs, LoggingArgs, WatchArgs, SampleArgs, CheckpointArgs, RolloutArgs, AverageArgs,
+    LossArgs, TeacherArgs, OptimArgs, ModelArgs,
+):  # fmt: skip
     """One run. Flat to read (``args.lr``), grouped to write. What follows from other arguments is a property."""
 
     loss_options: Any = field(default=None, metadata=NOT_ASKED)
@@ -192,7 +221,22 @@ class Args(RunArgs, RolloutArgs, LossArgs, OptimArgs, ModelArgs):
     engine_options: Any = field(default=None, metadata=NOT_ASKED)
     """The rollout engine's own arguments, likewise."""
     trainers: tuple[TrainerConfig, ...] = field(default=(), metadata=NOT_ASKED)
-    """What each trainer reads instead, from the preset and flags like ``--critic-lr``; those left out read the same."""
+    """Arguments of single trainers, from the preset and flags like ``--critic-lr``; those left out read the same."""
+
+    @property
+    def teacher_path(self) -> str | None:
+        """Path of the teacher's pipeline directory, as it was given."""
+        return self.teacher_checkpoint or self.hf_checkpoint
+
+    @property
+    def teacher_directory(self) -> Path:
+        """Pipeline directory of the teacher; the door has seen to it that there is one."""
+        return Path(self.teacher_path or "")
+
+    @property
+    def pipeline_directory(self) -> Path:
+        """Pipeline directory that the networks start from, likewise."""
+        return Path(self.hf_checkpoint or "")
 
     def __post_init__(self) -> None:
         """Whoever made them, a program or a command line, values are of their kinds, and paths written in full. Raises
@@ -224,8 +268,16 @@ class Args(RunArgs, RolloutArgs, LossArgs, OptimArgs, ModelArgs):
 GROUPS = {
     "Model": ModelArgs,
     "Optimizer": OptimArgs,
+    "Teacher": TeacherArgs,
     "Loss": LossArgs,
+    "Moving average": AverageArgs,
     "Rollout": RolloutArgs,
+    "Checkpoints": CheckpointArgs,
+    "Samples and students": SampleArgs,
+    "Alarms and faults": WatchArgs,
+    "Logging": LoggingArgs,
+    "Device": DeviceArgs,
+    "Ray cluster": ClusterArgs,
     "Run": RunArgs,
 }
 """Title in ``--help`` -> arguments."""

@@ -1,9 +1,11 @@
 """Command line parsing: defaults, then the preset, then flags. Refusals are ConfigErrors."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from miles_dmd import registry
 from miles_dmd.config.args import Args
@@ -15,13 +17,16 @@ from miles_dmd.config.presets import Preset, read_preset
 from miles_dmd.config.trainers import TrainerConfig
 from miles_dmd.config.values import ANY, flag_name, from_text, kinds
 from miles_dmd.errors import ConfigError
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 from miles_dmd.streams import show
+
+if TYPE_CHECKING:
+    from miles_dmd.contracts.loss import LossType
 
 PROGRAM = "train_diffusion.py"
 DESCRIPTION = "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets]."
 DEFAULT_LOSS_TYPE, DEFAULT_ENGINE = "dmd2", "inprocess"
-KNOWN_GROUPS = {"actor", "critic", "teacher"}
+KNOWN_GROUPS = {"teacher"}
 """Groups that users speak of, whether or not an installed loss type has them."""
 
 
@@ -43,7 +48,7 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
     loss_type, engine = registry.load("losses", loss_name), registry.load("engines", engine_name)
     if preset.nested is not NOTHING:
         check_nested(preset.nested, loss_name, loss_type.plan(Args(loss_type=loss_name, hf_checkpoint="unnamed")))
-    flags = flags_of(loss_name, loss_type.options, loss_type.roles, engine=engine_name, engine_options=engine.options)
+    flags = flags_of(loss_name, loss_type, engine_name, engine)
     from_flags = _given(words, flags, loss_name, loss_type.roles, program)
 
     def args_of(given: Given) -> Args:
@@ -55,7 +60,24 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
         )
 
     from_preset = preset.given(flags, loss_name, loss_type.roles)
-    return args_of(without_idle(from_preset, from_flags, args_of).under(from_flags))
+    given = without_idle(from_preset, from_flags, args_of).under(from_flags)
+    _refuse_overridden(given, loss_type)
+    return args_of(given)
+
+
+def _refuse_overridden(given: Given, loss_type: LossType) -> None:
+    """Raises ConfigError for a value of the run that none of its trainers reads, since each has its own."""
+    of_run = {name: value for name, value in given.run.items() if name in per_trainer()}
+    for name, value in {**of_run, **given.loss}.items():
+        readers = loss_type.roles if name in of_run else loss_type.trainers_of(name)
+        own = {role: given.trainers.get(role, {}) for role in readers}
+        if own and all(name in overrides for overrides in own.values()):
+            flags = " and ".join(flag_name(name, role) for role in own)
+            values = ", ".join(f"{role} {overrides[name]}" for role, overrides in own.items())
+            raise ConfigError(
+                f"{flag_name(name)} {value}: every trainer that reads it has its own ({values}); pass {flags} or "
+                "drop it"
+            )
 
 
 def parser_of(flags: Mapping[str, Flag], program: str = PROGRAM) -> argparse.ArgumentParser:
@@ -89,14 +111,14 @@ class _Once(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if hasattr(namespace, self.dest):
-            raise ConfigError(f"{_written(option_string, values)}: {self.dest} is there already; give it once")
+            raise ConfigError(f"{_written(option_string, values)}: {self.dest} is given already; give it once")
         setattr(namespace, self.dest, values)
 
 
 class _SwitchedOnce(argparse.BooleanOptionalAction):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if hasattr(namespace, self.dest):
-            raise ConfigError(f"{option_string}: {self.dest} is there already, switched on or off; give one of the two")
+            raise ConfigError(f"{option_string}: {self.dest} is given already, switched on or off; give one of the two")
         super().__call__(parser, namespace, values, option_string)
 
 
@@ -107,11 +129,12 @@ def _written(name: str | None, values: Any) -> str:
 def _add(group: Any, flag: Flag) -> None:
     shown = f" [{flag.shown_default}]" if flag.shown_default else ""
     words = (flag.words + shown).replace("%", "%%")
+    names = (flag.name, flag.alias) if flag.alias else (flag.name,)
     if flag.kind.type is bool:
-        group.add_argument(flag.name, dest=flag.name, action=_SwitchedOnce, help=words)
+        group.add_argument(*names, dest=flag.name, action=_SwitchedOnce, help=words)
     else:
         nargs = "+" if flag.kind.length == ANY else flag.kind.length
-        group.add_argument(flag.name, dest=flag.name, action=_Once, metavar=flag.metavar, nargs=nargs, help=words)
+        group.add_argument(*names, dest=flag.name, action=_Once, metavar=flag.metavar, nargs=nargs, help=words)
 
 
 def _peek(words: Sequence[str], name: str) -> str | None:
@@ -123,11 +146,11 @@ def _peek(words: Sequence[str], name: str) -> str | None:
 
 
 def _plugin_name(words: Sequence[str], preset: Preset, argument: str, default: str) -> str:
-    """Which plug-in is asked for, before it is known which flags it brings."""
+    """Name of the plug-in that is asked for, before it is known which flags it brings."""
     name = _peek(words, flag_name(argument))
     name = preset.args.get(argument, default) if name is None else name
     if not isinstance(name, str):
-        raise ConfigError(f"{preset.path}: args.{argument} {shown(name)} must be text")
+        raise ConfigError(f"{preset.path}: args.{argument} {short_repr(name)} must be text")
     return name
 
 
@@ -176,11 +199,11 @@ def _value(flag: Flag, found: Any) -> Any:
 
 
 def _unknown(rest: Sequence[str], flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> ConfigError:
-    """What to say of words that no flag takes."""
+    """Error for arguments that no flag takes."""
     at = next((index for index, word in enumerate(rest) if word.startswith("-")), None)
     if at is None:
         return ConfigError(
-            f"{shown(rest[0])} belongs to no flag; a yes-or-no flag takes no value (--local, --no-local)"
+            f"unexpected argument {short_repr(rest[0])}; a yes-or-no flag takes no value (--local, --no-local)"
         )
     name, equals, value = rest[at].partition("=")
     if not equals and at + 1 < len(rest) and not rest[at + 1].startswith("-"):
@@ -200,7 +223,7 @@ def _unknown(rest: Sequence[str], flags: Mapping[str, Flag], loss_name: str, rol
 
 
 def _absent_group(name: str, roles: tuple[str, ...]) -> str | None:
-    """The group that ``--teacher-lr`` speaks of, where the run has no such group."""
+    """The group that ``--teacher-lr`` names, where the run has no such group."""
     for argument in per_trainer():
         role = name.removeprefix("--").removesuffix(flag_name(argument)[1:])
         if name == flag_name(argument, role) and role in _all_groups() and role not in roles:
@@ -215,7 +238,10 @@ def _of_the_whole_run(name: str, flags: Mapping[str, Flag], roles: tuple[str, ..
 
 
 def _all_groups() -> set[str]:
-    return {role for name in registry.names("losses") for role in registry.load("losses", name).roles} | KNOWN_GROUPS
+    return {role for name in registry.names("losses") for role in registry.load("losses", name).roles} | {
+        *registry.names("roles"),
+        *KNOWN_GROUPS,
+    }
 
 
 def _owners(name: str, chosen: str, wing: Literal["losses", "engines"] = "losses") -> list[str]:

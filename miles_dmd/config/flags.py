@@ -1,5 +1,7 @@
 """Flags of a run: its own, its loss type's, its rollout engine's, and each trainer's."""
 
+from __future__ import annotations
+
 import ast
 import dataclasses
 import functools
@@ -8,11 +10,15 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from miles_dmd.config.args import GROUPS, PER_TRAINER
 from miles_dmd.config.values import Kind, flag_name, kinds
 from miles_dmd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from miles_dmd.contracts.engine import EngineType
+    from miles_dmd.contracts.loss import LossType
 
 RUN, LOSS, ENGINE = "run", "loss", "engine"
 """Scopes of a flag; any other scope is a trainer's role."""
@@ -30,19 +36,21 @@ class Flag:
     kind: Kind
     default: Any
     title: str
-    """Of its group in ``--help``."""
+    """Title of its group in ``--help``."""
     words: str
+    alias: str = ""
+    """Another name for it, with its dashes."""
 
     @property
     def metavar(self) -> str:
-        """What stands for one value."""
+        """Placeholder of one value in ``--help``."""
         if self.kind.choices:
             return "{" + ",".join(self.kind.choices) + "}"
         return {int: "N", float: "X", str: "PATH" if self.kind.path else "TEXT", bool: ""}[self.kind.type]
 
     @property
     def shown_default(self) -> str:
-        """As one would write it; empty where there is none."""
+        """Default as one would write it; empty where there is none."""
         if self.default is None or self.default == "":
             return ""
         if isinstance(self.default, bool):
@@ -52,7 +60,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What was asked for, by scope; what is not in it keeps its default."""
+    """Values that were given, by scope; what is not in it keeps its default."""
 
     run: Mapping[str, Any] = field(default_factory=dict)
     loss: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +68,7 @@ class Given:
     """role -> overrides."""
     engine: Mapping[str, Any] = field(default_factory=dict)
 
-    def without(self, wheres: Collection[tuple[str, str]]) -> "Given":
+    def without(self, wheres: Collection[tuple[str, str]]) -> Given:
         """All but these: (role, argument), where no role is the whole run's."""
         trainers = {
             role: {name: value for name, value in own.items() if (role, name) not in wheres}
@@ -69,7 +77,7 @@ class Given:
         run = {name: value for name, value in self.run.items() if ("", name) not in wheres}
         return dataclasses.replace(self, run=run, trainers=trainers)
 
-    def under(self, stronger: "Given") -> "Given":
+    def under(self, stronger: Given) -> Given:
         """Both; where both speak, ``stronger`` wins."""
         roles = [*self.trainers, *(role for role in stronger.trainers if role not in self.trainers)]
         both = {role: {**self.trainers.get(role, {}), **stronger.trainers.get(role, {})} for role in roles}
@@ -78,18 +86,18 @@ class Given:
 
 
 def flags_of(
-    loss_name: str, options: type, roles: Sequence[str], *, engine: str = "", engine_options: type | None = None
+    loss_name: str, loss_type: LossType, engine_name: str = "", engine: EngineType | None = None
 ) -> dict[str, Flag]:
     """name -> flag, in the order of ``--help``. A declared flag wins over a trainer's of the same name.
 
     Raises ConfigError where a loss type or an engine declares a flag that the run has.
     """
     declared = {flag.name: flag for title, group in GROUPS.items() for flag in _flags(group, RUN, title)}
-    declared |= _own_flags(declared, options, LOSS, f"Loss type {loss_name}", f"--loss-type {loss_name}")
-    if engine_options is not None:
-        asked = f"--rollout-engine {engine}"
-        declared |= _own_flags(declared, engine_options, ENGINE, f"Rollout engine {engine}", asked)
-    trainers = {flag.name: flag for role in roles for flag in _trainer_flags(role)}
+    declared |= _own_flags(declared, loss_type.options, LOSS, f"Loss type {loss_name}", f"--loss-type {loss_name}")
+    if engine is not None:
+        asked = f"--rollout-engine {engine_name}"
+        declared |= _own_flags(declared, engine.options, ENGINE, f"Rollout engine {engine_name}", asked)
+    trainers = {flag.name: flag for role in loss_type.roles for flag in _trainer_flags(role, loss_type)}
     return declared | {name: flag for name, flag in trainers.items() if name not in declared}
 
 
@@ -107,14 +115,18 @@ def per_trainer() -> tuple[str, ...]:
 
 def _flags(arguments: type, scope: str, title: str) -> Iterator[Flag]:
     words = docstrings(arguments)
-    defaults = {row.name: _default(row) for row in dataclasses.fields(arguments)}
+    rows = {row.name: row for row in dataclasses.fields(arguments)}
     for name, kind in kinds(arguments).items():
-        yield Flag(flag_name(name), scope, name, kind, defaults[name], title, words.get(name, ""))
+        alias, default = rows[name].metadata.get("alias"), _default(rows[name])
+        other = flag_name(alias) if alias else ""
+        yield Flag(flag_name(name), scope, name, kind, default, title, words.get(name, ""), other)
 
 
-def _trainer_flags(role: str) -> Iterator[Flag]:
-    for title in PER_TRAINER:
-        for name, kind in kinds(GROUPS[title]).items():
+def _trainer_flags(role: str, loss_type: LossType) -> Iterator[Flag]:
+    """Flags that give one trainer a value of its own: of those that its group reads, and of the loss type's options."""
+    options = {name: kind for name, kind in kinds(loss_type.options).items() if role in loss_type.trainers_of(name)}
+    for arguments in (*(kinds(GROUPS[title]) for title in PER_TRAINER), options):
+        for name, kind in arguments.items():
             words = f"{flag_name(name)}, for the {role} alone."
             yield Flag(flag_name(name, role), role, name, kind, None, f"Trainer {role}", words)
 

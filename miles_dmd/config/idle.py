@@ -25,7 +25,7 @@ class Unread:
     why: str
     """With the flag that is the reason, and where there is one, the cure."""
     each_trainer: bool = False
-    """Whether a trainer may read its own of them."""
+    """True if a trainer may read its own of them."""
 
 
 def _alarms(args: Args) -> bool:
@@ -36,12 +36,12 @@ UNREAD = (
     Unread(
         ("ray_address", "ray_auth_mode", "placement_timeout", "remote_timeout"),
         lambda args: args.local,
-        "speaks of Ray, and --local runs everything in this process; drop one of the two",
+        "needs Ray, and --local runs everything in this process; drop one of the two",
     ),
     Unread(
         ("keep_checkpoints", "on_save_failure"),
         lambda args: args.save_interval == 0,
-        "speaks of checkpoints, and --save-interval 0 writes none; drop one of the two",
+        "needs checkpoints, and --save-interval 0 writes none; drop one of the two",
     ),
     Unread(
         ("overwrite",),
@@ -51,7 +51,7 @@ UNREAD = (
     Unread(
         ("sample_interval",),
         lambda args: args.sample_prompts == 0 and args.keep_best is None,
-        "speaks of grids of samples, and --sample-prompts 0 asks for none; drop one of the two",
+        "needs grids of samples, and --sample-prompts 0 asks for none; drop one of the two",
     ),
     Unread(
         ("alarm_diversity", "alarm_saturation"),
@@ -61,7 +61,7 @@ UNREAD = (
     Unread(
         ("alarm_window", "on_alarm"),
         lambda args: not _alarms(args),
-        "speaks of alarms, and all of them are switched off (0); drop it",
+        "needs an alarm, and all of them are switched off (0); drop it",
     ),
     Unread(
         ("stop_step_policy",),
@@ -79,7 +79,6 @@ UNREAD = (
         lambda args: args.ema_start_step >= args.num_rollout,
         "lies beyond the last student step (--num-rollout), so that the average would be the student itself; name an "
         "earlier one",
-        each_trainer=True,
     ),
     Unread(
         ("lr_scheduler",),
@@ -102,7 +101,7 @@ def check_idle(args: Args) -> None:
 
 
 def idle(args: Args) -> dict[Where, tuple[object, str]]:
-    """What is asked for and read by nobody -> its value, and why. A value that is the default asks for nothing."""
+    """Arguments that are given and read by nobody -> value, and why. A value that is the default asks for nothing."""
     found: dict[Where, tuple[object, str]] = {}
     for unread in UNREAD:
         for where, value in (_of_trainers if unread.each_trainer else _of_run)(args, unread):
@@ -142,7 +141,7 @@ def _of_trainers(args: Args, unread: Unread) -> Iterator[tuple[Where, object]]:
 
 
 def _written(value: object) -> str:
-    """What stands between a flag and the words after it."""
+    """Value between a flag and the words after it."""
     return "" if value is True else f"{value} "
 
 

@@ -7,45 +7,32 @@ distillation:
   distribution_matching: {recipe: dmd2, fake_update_ratio: 5, rollout_strategy: ode_euler, fake_lr: 4.0e-6}
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from miles_dmd import registry
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.plan.configuration import DEFAULT_RECIPE, UNASKED, NestedForm, mapping, read_nested
 from miles_dmd.registry import nearest
-from miles_dmd.sampling.strategies import FEW_STEP
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
+
+if TYPE_CHECKING:
+    from miles_dmd.contracts.loss import NestedSetting
 
 __all__ = ["KEYS", "NOTHING", "Nested", "check_nested", "mapping", "translate"]
 
 KEYS = ("algorithm", "actor_rollout_ref", "distillation")
-SHARED = {
-    "recipe": "loss_type",
-    "model_path": "hf_checkpoint",
-    **{name: name for name in ("fake_update_ratio", "fake_warmup_cycles", "ema_decay", "ema_start_step")},
-}
-"""setting -> argument of all trainers."""
-OF_TRAINER = {
-    "student_micro_batch_size": ("actor", "micro_batch_size"),
-    "actor_model_path": ("actor", "hf_checkpoint"),
-    "critic_model_path": ("critic", "hf_checkpoint"),
-    "fake_micro_batch_size": ("critic", "micro_batch_size"),
-    "fake_lr": ("critic", "lr"),
-    "fake_weight_decay": ("critic", "weight_decay"),
-    "fake_clip_grad": ("critic", "clip_grad"),
-    "fake_lr_scheduler": ("critic", "lr_scheduler"),
-}
-"""setting -> (trainer, argument of that one alone)."""
-CHOICES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "profile": {"distribution_only": {}},
-    "data_mode": {"prompts": {}},
-    "export_role": {"student_ema": {}},
-    "role_storage": {"actor_critic": {}},
-    "rollout_strategy": {name: arguments for name, arguments in FEW_STEP.items() if "solver" in arguments},
-}
-"""setting -> value that can run -> arguments that say the same. Other settings belong to recipes that cannot run."""
+OF_EVERY_LOSS = {"recipe": "loss_type", "model_path": "hf_checkpoint"}
+"""setting -> argument."""
+
+
+def settings_that_run() -> Mapping[str, NestedSetting]:
+    """Settings that can run; they are the default recipe's, whose loss type declares them."""
+    return registry.load("losses", DEFAULT_RECIPE).nested
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +53,24 @@ def translate(document: Mapping[str, Any], where: str) -> Nested:
     form = read_nested(document, f"{where}: ", strict=True)
     args: dict[str, Any] = {} if form.capability is None else {"loss_type": DEFAULT_RECIPE}
     overrides: dict[str, dict[str, Any]] = {}
+    known = settings_that_run()
     for name, value in form.settings.items():
-        if name in SHARED:
-            args[SHARED[name]] = value
-        elif name in OF_TRAINER:
-            role, argument = OF_TRAINER[name]
-            overrides.setdefault(role, {})[argument] = value
+        setting = known.get(name)
+        if name in OF_EVERY_LOSS:
+            args[OF_EVERY_LOSS[name]] = value
+        elif setting is None or not setting.argument:
+            args |= _chosen(name, value, setting.choices if setting else {}, where)
+        elif setting.role:
+            overrides.setdefault(setting.role, {})[setting.argument] = value
         else:
-            args |= _chosen(name, value, where)
+            args[setting.argument] = value
     return Nested(args, overrides, form)
 
 
-def _chosen(name: str, value: Any, where: str) -> Mapping[str, Any]:
-    known = CHOICES.get(name, {})
+def _chosen(name: str, value: Any, known: Mapping[str, Mapping[str, Any]], where: str) -> Mapping[str, Any]:
     if not isinstance(value, str) or value not in known:
         raise ConfigError(
-            f"{where}: distillation.distribution_matching.{name} {shown(value)} cannot run here; there are "
+            f"{where}: distillation.distribution_matching.{name} {short_repr(value)} cannot run here; there are "
             f"{', '.join(known) or 'none'}{nearest(str(value), known)}"
         )
     return known[value]

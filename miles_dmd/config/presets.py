@@ -25,7 +25,7 @@ from miles_dmd.config.values import OwnPath, checked, kind_of, kinds
 from miles_dmd.errors import ConfigError, NotFound
 from miles_dmd.inputs import exists, is_file, is_folder
 from miles_dmd.registry import nearest
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 SHIPPED = (Path(__file__).parents[1] / "shipped" / "trainer_configs").resolve()
 """In a clone a link to the folder at its top."""
@@ -44,16 +44,20 @@ class Preset:
     nested: Nested = NOTHING
 
     def given(self, flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> Given:
-        """What it asks for. Raises ConfigError for a name or a value that ``flags`` do not have."""
+        """Values that it gives. Raises ConfigError for a name or a value that ``flags`` do not have."""
         declared = {flag.argument: flag for flag in flags.values() if flag.scope in (RUN, LOSS, ENGINE)}
         known = {name: flag for name, flag in declared.items() if name not in NOT_IN_A_PRESET}
         may_override = {name: flag for name, flag in known.items() if name in per_trainer() or flag.scope == LOSS}
         self._require_no_trainers_own(known, may_override, roles)
-        values = self._values(self.args, known, "args", f"no argument of a {loss_name} run", roles)
+        aliases = {flag.alias[2:].replace("-", "_"): name for name, flag in known.items() if flag.alias}
+        if twice := [name for alias, name in aliases.items() if {alias, name} <= self.args.keys()]:
+            raise ConfigError(f"{self.path}: args.{twice[0]} is there under two names; give it once")
+        wishes = {aliases.get(name, name): value for name, value in self.args.items()}
+        values = self._values(wishes, known, "args", f"no argument of a {loss_name} run", roles)
         overrides: dict[str, Mapping[str, Any]] = {}
-        for role, wishes in self._trainers():
+        for role, own in self._trainers():
             require_role(role, roles, loss_name, f"{self.path}: trainers")
-            overrides[role] = self._values(wishes, may_override, f"trainers.{role}", "no argument of a single trainer")
+            overrides[role] = self._values(own, may_override, f"trainers.{role}", "no argument of a single trainer")
         run, loss, engine = (
             {name: value for name, value in values.items() if known[name].scope == scope}
             for scope in (RUN, LOSS, ENGINE)
@@ -87,7 +91,7 @@ class Preset:
         return self._located(value) if read and value is not None else value
 
     def _located(self, path: str) -> str:
-        """As a flag would be read, from the current directory; else beside the preset, else in the folder above it."""
+        """Path read like a flag's, from the current directory; else beside the preset, else in the folder above it."""
         if Path(path).exists():
             return path
         folder = self.path.resolve().parent
@@ -100,12 +104,12 @@ class Preset:
             row = mapping(row, where, ("role", "overrides"))
             if not isinstance(row.get("role"), str):
                 raise ConfigError(
-                    f"{where}: each trainer needs a role, as in {{role: critic, overrides: {{lr: 1.0e-5}}}}"
+                    f"{where}: each trainer needs a role, as in {{role: ROLE, overrides: {{lr: 1.0e-5}}}}"
                 )
             rows.append((row["role"], mapping(row.get("overrides"), f"{where}.{row['role']}.overrides")))
         roles = [role for role, _ in rows]
         if twice := [role for role, times in Counter(roles).items() if times > 1]:
-            raise ConfigError(f"{self.path}: trainers names {shown(twice[0])} twice; put its overrides together")
+            raise ConfigError(f"{self.path}: trainers names {short_repr(twice[0])} twice; put its overrides together")
         return rows
 
 
@@ -143,10 +147,10 @@ def _refuse_flat(content: Any, path: Path) -> None:
     ours = kinds(Args).keys() | kinds(registry.load("losses", Args.loss_type).options).keys()
     for name in names:
         if name in ours:
-            raise ConfigError(f"{path}: {shown(name)} stands at the top; indent arguments under args:")
+            raise ConfigError(f"{path}: {short_repr(name)} stands at the top; indent arguments under args:")
         hint = nearest_argument(name, dict.fromkeys(ours), ())
         if name not in TOP and "did you mean" in hint and not nearest(name, TOP):
-            raise ConfigError(f"{path}: {shown(name)} stands at the top{hint}; indent arguments under args:")
+            raise ConfigError(f"{path}: {short_repr(name)} stands at the top{hint}; indent arguments under args:")
 
 
 def _find(name: str) -> Path:

@@ -12,7 +12,7 @@ import yaml
 
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import MIB, read_text
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 LARGEST = MIB // 4
 DEEPEST = 20
@@ -42,7 +42,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _line_of(text: str, error: yaml.YAMLError) -> int:
-    """Of a character that YAML does not take at all: its reader counts no lines."""
+    """Line of a character that YAML does not take at all: its reader counts no lines."""
     return text.count("\n", 0, getattr(error, "position", 0)) + 1
 
 
@@ -65,7 +65,7 @@ class _Loader(yaml.SafeLoader):
         kind = node.tag.rpartition(":")[2]
         if kind in _TRAPS and _TRAPS[kind].search(str(node.value)):
             raise _problem(
-                f"{shown(node.value)} is another number to YAML; write it in plain decimals", node.start_mark
+                f"{short_repr(node.value)} is another number to YAML; write it in plain decimals", node.start_mark
             )
         try:
             return super().construct_object(node, deep)
@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
             TypeError,
             AttributeError,
         ) as error:  # says it is a number or a date, and is none
-            raise _problem(f"{shown(node.value)} is no {kind}; put it in quotes", node.start_mark) from error
+            raise _problem(f"{short_repr(node.value)} is no {kind}; put it in quotes", node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -85,7 +85,7 @@ class _Loader(yaml.SafeLoader):
             if key.tag == _MERGE:
                 raise _problem("merge keys (<<) are not read; write the names out", key.start_mark)
             if key.value in seen:
-                raise _problem(f"{shown(key.value)} stands twice", key.start_mark)
+                raise _problem(f"{short_repr(key.value)} stands twice", key.start_mark)
             seen.add(key.value)
         return dict(super().construct_mapping(node, deep))
 

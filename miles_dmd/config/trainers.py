@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from miles_dmd import registry
 from miles_dmd.config.values import Kind, checked, kinds
 from miles_dmd.errors import ConfigError
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
@@ -27,11 +27,11 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):
-            raise ConfigError(f"TrainerConfig: role {shown(self.role)} must be text, such as 'critic'")
+            raise ConfigError(f"TrainerConfig: role {short_repr(self.role)} must be text")
         if not isinstance(self.overrides, Mapping) or not all(isinstance(name, str) for name in self.overrides):
             raise ConfigError(
-                f"TrainerConfig({shown(self.role)}): overrides {shown(self.overrides)} must map names of arguments to "
-                "values, as in {'lr': 4e-6}"
+                f"TrainerConfig({short_repr(self.role)}): overrides {short_repr(self.overrides)} must map "
+                "names of arguments to values, as in {'lr': 4e-6}"
             )
 
 
@@ -54,10 +54,10 @@ def named_trainers(trainers: Any, known: Mapping[str, Kind]) -> tuple[TrainerCon
     """With overrides of their kinds, ``known``. Raises ConfigError for anything but trainers, and for a role that is
     named twice."""
     if not isinstance(trainers, (list, tuple)) or not all(isinstance(trainer, TrainerConfig) for trainer in trainers):
-        raise ConfigError(f"trainers {shown(trainers)} must be a list of TrainerConfig(role, overrides)")
+        raise ConfigError(f"trainers {short_repr(trainers)} must be a list of TrainerConfig(role, overrides)")
     roles = [trainer.role for trainer in trainers]
     if twice := [role for role in roles if roles.count(role) > 1]:
-        raise ConfigError(f"trainers names {shown(twice[0])} twice; put its overrides together")
+        raise ConfigError(f"trainers names {short_repr(twice[0])} twice; put its overrides together")
     return tuple(TrainerConfig(trainer.role, _of_their_kinds(trainer, known)) for trainer in trainers)
 
 
@@ -76,7 +76,7 @@ def compute_trainer_args(args: "AnyArgs", trainer: TrainerConfig) -> "AnyArgs":
     name, and, for ``Args``, for a value of the wrong kind.
     """
     if not isinstance(trainer, TrainerConfig):
-        raise ConfigError(f"trainer {shown(trainer)} must be a TrainerConfig(role, overrides)")
+        raise ConfigError(f"trainer {short_repr(trainer)} must be a TrainerConfig(role, overrides)")
     own = copy.deepcopy(args)
     overrides = copy.deepcopy(dict(trainer.overrides))
     if dataclasses.is_dataclass(own):

@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import LONGEST_NUMBER, other_locale, unsound
 from miles_dmd.registry import nearest
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 LARGEST = 10**9
-"""What counts and amounts are bounded by where nothing else bounds them: nothing here needs more, and a clock, an index
+"""Bound of counts and amounts where nothing else bounds them: nothing here needs more, and a clock, an index
 or a thread pool that is given more fails later and says less."""
 
 
@@ -45,7 +45,7 @@ class Range:
         return f"in {'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
 
     def missed_by(self, value: float) -> str:
-        """What to say of a value that is not within: the high bound is no news where it is only for order's sake."""
+        """Message for a value that is out of range: the high bound is no news where it is only for order's sake."""
         return f"at most {self.high:,}" if self.high >= LARGEST and value > self.high else str(self)
 
 
@@ -65,22 +65,22 @@ Batch = Annotated[int, Range(1, 2**20)]
 Ranks = Annotated[int, Range(1, 2**16)]
 Threads = Annotated[int, Range(1, 4096)]
 Repeats = Annotated[int, Range(1, 1000)]
-"""Of a phase in one cycle, whose batches are all sampled at once."""
+"""Number of batches of a phase in one cycle, which are all sampled at once."""
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 Decay = Annotated[float, Range(0, 1, open_high=True)]
+"""Decay of an EMA (moving average): [0, 1)."""
 Guidance = Annotated[float, Range(1, LARGEST)]
 """1 is no guidance."""
 Shift = Annotated[float, Range(1, 1000)]
 Steps = Annotated[int, Range(1, 1000)]
-"""Of a moving average: [0, 1)."""
 ReadPath = Annotated[str, IsPath(read=True)]
 OwnPath = Annotated[str, IsPath(read=False)]
-"""Of a run's own making, or with a meaning of its own beside paths, as --load latest has."""
+"""Path of a run's own making, or with a meaning of its own beside paths, as --load latest has."""
 
 
 ANY = -1
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|-?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
-"""As people write numbers; Python's 1_000 and digits of other scripts are typing errors here, and +3 is elsewhere
+"""Numbers as people write them; Python's 1_000 and digits of other scripts are typing errors here, and +3 is elsewhere
 "three more"."""
 
 
@@ -89,18 +89,18 @@ _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a type hint says about values."""
+    """Type, choices, length and range of a value, read from a type hint."""
 
     type: type
     optional: bool = False
     choices: tuple[str, ...] = ()
     bounds: Range | None = None
     length: int | None = None
-    """Of a tuple; None for a single value, ANY for as many as one likes."""
+    """Length of a tuple; None for a single value, ANY for as many as one likes."""
     path: IsPath | None = None
 
     def __str__(self) -> str:
-        """What a value must be, in words."""
+        """Description of valid values."""
         return self._words(self.bounds)
 
     def in_words(self, value: float) -> str:
@@ -117,7 +117,7 @@ class Kind:
 
 
 def kind_of(hint: Any) -> Kind:
-    """Of int, float, bool, str, Literal of str, tuple[T, T], tuple[T, ...]; Annotated and ``| None`` as one likes."""
+    """Kind of a hint: int, float, bool, str, Literal of str, tuple[T, T], tuple[T, ...]; also Annotated, ``| None``."""
     extras: list[Any] = []
     optional = False
     while True:
@@ -140,7 +140,7 @@ def kind_of(hint: Any) -> Kind:
         return Kind(item.type, optional, item.choices, item.bounds, length, item.path)
     if hint not in (int, float, bool, str):
         raise ConfigError(
-            f"an argument of type {shown(hint)} cannot be a flag: int, float, bool, str, a Literal, a tuple"
+            f"an argument of type {short_repr(hint)} cannot be a flag: int, float, bool, str, a Literal, a tuple"
         )
     return Kind(hint, optional, (), bounds, None, path)
 
@@ -180,7 +180,7 @@ def checked(kind: Kind, value: Any, name: str) -> Any:
     if kind.length is None:
         return _one(kind, value, name)
     if not isinstance(value, (list, tuple)) or kind.length not in (ANY, len(value)):
-        raise ConfigError(f"{name} {shown(value)} must be {kind}")
+        raise ConfigError(f"{name} {short_repr(value)} must be {kind}")
     return tuple(_one(kind, item, name) for item in value)
 
 
@@ -190,13 +190,13 @@ def _one_from_text(kind: Kind, text: str, name: str) -> Any:
     if not _NUMBER.fullmatch(text):
         raise _refusal(kind, text, name)
     if kind.type is int and len(text) > LONGEST_NUMBER:
-        raise ConfigError(f"{name} {shown(text)} has {len(text):,} digits, and must be {kind.in_words(math.inf)}")
+        raise ConfigError(f"{name} {short_repr(text)} has {len(text):,} digits, and must be {kind.in_words(math.inf)}")
     try:
         value = kind.type(text)
     except ValueError as error:  # 1.5 is no int
         raise _refusal(kind, text, name) from error
     if value in (math.inf, -math.inf) and "inf" not in text.lower():  # 1e400
-        raise ConfigError(f"{name} {shown(text)} is beyond what a float can hold, and must be {kind}")
+        raise ConfigError(f"{name} {short_repr(text)} is beyond what a float can hold, and must be {kind}")
     return value
 
 
@@ -209,13 +209,13 @@ def _one(kind: Kind, value: Any, name: str) -> Any:
     if not is_of_type or (kind.type is float and not math.isfinite(value)):
         raise _refusal(kind, value, name)
     if kind.choices and value not in kind.choices:
-        raise ConfigError(f"{name} {shown(value)} must be {kind}{nearest(value, kind.choices)}")
+        raise ConfigError(f"{name} {short_repr(value)} must be {kind}{nearest(value, kind.choices)}")
     if kind.bounds is not None and value not in kind.bounds:
-        raise ConfigError(f"{name} {shown(value)} must be {kind.in_words(value)}")
+        raise ConfigError(f"{name} {short_repr(value)} must be {kind.in_words(value)}")
     if kind.type is str and (why := unsound(value)):
-        raise ConfigError(f"{name} {shown(value)} {why}; write it as UTF-8{other_locale()}")
+        raise ConfigError(f"{name} {short_repr(value)} {why}; write it as UTF-8{other_locale()}")
     if kind.type is str and not value and (kind.optional or kind.path is not None):
-        raise ConfigError(f"{name} '' names nothing; give it a value, or leave it out")
+        raise ConfigError(f"{name} '' is empty; give it a value, or leave it out")
     return value if kind.path is None else _in_full(value, name)
 
 
@@ -223,14 +223,16 @@ def _in_full(path: str, name: str) -> str:
     """With the home for a leading ``~``, as a shell would have it, but no shell has seen a preset or ``--save=~/x``."""
     full = os.path.expanduser(path)
     if path.startswith("~") and full == path and not os.path.lexists(path):
-        raise ConfigError(f"{name} {shown(path)}: there is no home of {shown(path.split('/')[0])}; write the path out")
+        raise ConfigError(
+            f"{name} {short_repr(path)}: there is no home of {short_repr(path.split('/')[0])}; write the path out"
+        )
     if (variable := _VARIABLE.search(full)) and not os.path.lexists(full):
-        raise ConfigError(f"{name} {shown(path)}: {variable[0]} is not replaced by its value; write the path out")
+        raise ConfigError(f"{name} {short_repr(path)}: {variable[0]} is not replaced by its value; write the path out")
     return full
 
 
 def _number(value: Any) -> Any:
-    """As a float where it is one, written as a number or as text; else as it is. True and False are no numbers."""
+    """Value as a float where it is one, a number or text; else unchanged. True and False are no numbers."""
     if isinstance(value, bool) or (isinstance(value, str) and not _NUMBER.fullmatch(value)):
         return value
     try:
@@ -246,11 +248,11 @@ def _refusal(kind: Kind, value: Any, name: str) -> ConfigError:
         cure = f"; write {int(number)}"
     if kind.type is str:
         cure = "; put it in quotes"
-    return ConfigError(f"{name} {shown(value)} must be {kind}{cure}")
+    return ConfigError(f"{name} {short_repr(value)} must be {kind}{cure}")
 
 
 def normalized(arguments: Any, name: Callable[[str], str]) -> Mapping[str, Any]:
-    """What a dataclass of arguments has to hold instead: each value as its kind wants it, where that is another one.
+    """Values of a dataclass of arguments, converted to their kinds; only those that differ.
 
     ``name`` says what an argument is called in a refusal. Raises ConfigError.
     """

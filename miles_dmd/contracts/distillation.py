@@ -12,7 +12,7 @@ from typing import Any
 from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.errors import FormatError
 from miles_dmd.inputs import is_file, parse_object, read_text
-from miles_dmd.shown import printable, shown
+from miles_dmd.shown import printable, short_repr
 from miles_dmd.validators import a, count, each, fields, number, optional, string
 
 FORMAT = 1
@@ -71,7 +71,7 @@ def read_distillation(directory: Path) -> Distillation:
     try:
         content = parse_object(read_text(path))
         if content.get("format", FORMAT) != FORMAT:
-            found = shown(content["format"])
+            found = short_repr(content["format"])
             raise FormatError(
                 f"{path} has format {found}; this version of miles_dmd reads {FORMAT}: install a newer one"
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miles_dmd.errors import ConfigError
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class EngineType:
     rollouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Rollout strategies of a plan that it plays -> the arguments under which it does: ``{"solver": "euler"}``."""
     capabilities: frozenset[str] = frozenset()
-    """Those of a plan's ``required_capabilities`` that it brings; loss type and model family bring theirs."""
+    """Items of a plan's ``required_capabilities`` that it brings; loss type and model family bring theirs."""
     options: type = NoOptions
     """A frozen dataclass of the knobs that only this engine has; they become flags, read as ``args.engine_options``."""
     check: Callable[[Args], None] = lambda args: None
@@ -64,7 +64,9 @@ class EngineType:
         """Raises ConfigError for rollouts of another shape, which the door would read."""
         played = self.rollouts.values() if isinstance(self.rollouts, Mapping) else [self.rollouts]
         if not all(isinstance(arguments, Mapping) for arguments in played):
-            raise ConfigError(f"EngineType: rollouts {shown(self.rollouts)} must map strategies to their arguments")
+            raise ConfigError(
+                f"EngineType: rollouts {short_repr(self.rollouts)} must map strategies to their arguments"
+            )
 
 
 class Server(Protocol):

@@ -78,7 +78,7 @@ class ModelFamily:
     saved_buffers: tuple[str, ...] = ()
     """Names of those buffers that weight files hold beside the parameters."""
     capabilities: frozenset[str] = frozenset()
-    """Those of a plan's ``required_capabilities`` that it brings, such as ``autoregressive``."""
+    """Items of a plan's ``required_capabilities`` that it brings, such as ``autoregressive``."""
     can_guide: bool = True
     """True if there is an unconditional branch; guidance-distilled models have none."""
 
@@ -88,12 +88,12 @@ class ModelFamily:
 
     def resolution(self, args: Args) -> tuple[int, int]:
         """(height, width) of a run's images: as asked, or what its pipeline directory was made for."""
-        height, width = self.default_pixels(Path(args.hf_checkpoint or ""))
+        height, width = self.default_pixels(args.pipeline_directory)
         return args.height or height, args.width or width
 
     def text_length(self, args: Args) -> int:
         """Text tokens of a run's prompts: as asked, or what the teacher's pipeline uses, by which they are encoded."""
-        return args.max_sequence_length or self.default_max_sequence_length(Path(args.teacher_path or ""))
+        return args.max_sequence_length or self.default_max_sequence_length(args.teacher_directory)
 
     def code(self) -> FamilyCode:
         return cast("FamilyCode", importlib.import_module(self.torch_module))

@@ -55,6 +55,16 @@ class BuildModule(Protocol):
     def __call__(self, models: Mapping[str, Any], options: Any) -> nn.Module: ...
 
 
+@dataclass(frozen=True, slots=True)
+class NestedSetting:
+    """A setting of the nested configuration: an argument of all trainers, or of ``role``'s alone; or else one of the
+    ``choices``, each with the arguments that say the same."""
+
+    argument: str = ""
+    role: str = ""
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossType:
     """A value made of functions. Objectives and scorers are dotted names ``package.module:attribute``, imported by
@@ -72,7 +82,7 @@ class LossType:
     modules: Mapping[str, str] = field(default_factory=dict)
     """logical role -> dotted name of a ``BuildModule``, for a role that no pipeline directory holds."""
     capabilities: frozenset[str] = frozenset()
-    """Those of its plan's ``required_capabilities`` that its objectives bring, such as ``distribution_matching``."""
+    """Items of its plan's ``required_capabilities`` that its objectives bring, such as ``distribution_matching``."""
     scorers: Mapping[str, str] = field(default_factory=dict)
     """group -> dotted name of the ``Scorer`` by which it tells later groups about a batch."""
     tells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -93,6 +103,14 @@ class LossType:
     """Curves of its metrics."""
     headline: tuple[str, ...] = ()
     """Names of the metrics that the progress line shows; every group's loss where it names none."""
+    other_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """flag, without dashes in front -> its names in other trainers, for hints."""
+    other_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """group -> its names in other trainers: --student-lr is --actor-lr."""
+    not_built: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Message -> flags of other trainers for which none stands here."""
+    nested: Mapping[str, NestedSetting] = field(default_factory=dict)
+    """Settings of the nested way to write a preset."""
     check: Callable[[Args], None] = lambda args: None
     """Cross-field rules of its own options; raises ConfigError."""
 
@@ -108,6 +126,13 @@ class LossType:
             name = self.objectives[role]
             served[name] = (*served.get(name, ()), role)
         return served
+
+    def trainers_of(self, option: str) -> tuple[str, ...]:
+        """Groups that may read a value of their own of an option: none for what the plan, the export or an alarm
+        reads."""
+        if option in self.run_wide or option in {alarm.option for alarm in self.alarms}:
+            return ()
+        return self.readers.get(option, self.roles)
 
     @staticmethod
     def metric_prefix(served: Sequence[str], roles: Sequence[str]) -> str:

@@ -10,7 +10,6 @@ One chunk is in memory at a time: TEXTS_A_CHUNK rows, 42 MiB at SD3.5's size in 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,6 +27,7 @@ from miles_dmd import registry
 from miles_dmd.contracts.family import ModelFamily, Truncation
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests, fsync_path
+from miles_dmd.locks import leads_to, lock
 from miles_dmd.network.conditions import PromptTable
 from miles_dmd.network.pretrained import opening
 from miles_dmd.network.table_file import FORMAT, Layout, checksum, new_layout
@@ -37,6 +37,7 @@ from miles_dmd.pipelines.weights import weight_files
 from miles_dmd.shown import byte_size
 
 if TYPE_CHECKING:
+    from miles_dmd.config.args import Args
     from miles_dmd.contracts.family import Encode
 
 TEXTS_A_CHUNK = 16
@@ -90,7 +91,7 @@ class Order:
         return new_layout(shapes, self.dtype, len(self.texts), {"truncations": [asdict(one) for one in cut]})
 
 
-def ensure_table(args: Any, texts: Sequence[str], device: torch.device) -> Path:
+def ensure_table(args: Args, texts: Sequence[str], device: torch.device) -> Path:
     """The table of a run's prompts, encoded now if no earlier run with the same encoders and texts has left it.
 
     Says in one line, also of a table that was there, how many prompts are longer than their encoders read.
@@ -98,7 +99,7 @@ def ensure_table(args: Any, texts: Sequence[str], device: torch.device) -> Path:
     family: ModelFamily = registry.load("models", args.model_family)
     order = Order(
         family,
-        Path(args.teacher_path),
+        args.teacher_directory,
         (*texts, args.negative_prompt),
         family.text_length(args),
         {"fp32": torch.float32, "bf16": torch.bfloat16}[args.compute_dtype],
@@ -169,7 +170,7 @@ def _claimed(order: Order) -> Iterator[int | None]:
     while not order.path.exists():
         file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if _locked(file) and _is_still(partial, file):
+            if _locked(file) and leads_to(partial, file):
                 if order.path.exists():  # finished just now: this is an empty file that was opened in between
                     partial.unlink(missing_ok=True)
                     continue
@@ -184,20 +185,10 @@ def _claimed(order: Order) -> Iterator[int | None]:
 
 def _locked(file: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock(file)
     except OSError as error:  # a file system without locks: two runs would write the same rows to the same places
         logger.warning("the cache cannot be locked against a second run (%s)", error.strerror)
-    return True
-
-
-def _is_still(path: Path, file: int) -> bool:
-    """True if nobody has renamed it since it was opened."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file))
-    except FileNotFoundError:
-        return False
+        return True
 
 
 def _num_records(order: Order) -> int:

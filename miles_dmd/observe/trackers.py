@@ -1,5 +1,6 @@
 """Metric trackers: JSONL always, TensorBoard and Weights & Biases on request."""
 
+import contextlib
 import os
 import secrets
 import time
@@ -50,8 +51,13 @@ class TensorboardTracker:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
-        self._add(step=int(row["cycle"]), summary=Summary(value=values))
-        self._file.flush()
+        try:
+            self._add(step=int(row["cycle"]), summary=Summary(value=values))
+            self._file.flush()
+        except OSError:
+            with contextlib.suppress(OSError):  # its buffer is lost, and nobody closes a tracker that has failed
+                self._file.close()
+            raise
 
     def _add(self, **content: Any) -> None:
         self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())

@@ -14,7 +14,7 @@ from miles_dmd.pipelines.documents import read_json
 from miles_dmd.pipelines.weights import weight_files
 
 SHARED = ("text_encoder", "tokenizer", "vae")
-"""How the names of shared components begin."""
+"""Prefixes of the names of shared components."""
 OF_TOKENIZERS = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt", "added_tokens.json")
 SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
 OF_THE_WRITER = (

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from miles_dmd.config.values import Positive, Range
 from miles_dmd.errors import ConfigError
 from miles_dmd.pipelines.documents import read_config
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 Shapes = dict[str, tuple[int, ...]]
 MOST_LEVELS = 8
@@ -84,7 +84,7 @@ class T5:
 
 
 def read_vae(path: Path) -> Vae:
-    """Of its config.json. Raises ConfigError for one whose latents have no size."""
+    """VAE as its config.json describes it. Raises ConfigError for one whose latents have no size."""
     decoder = read_config(Vae, path)
     if not 1 <= (levels := len(decoder.block_out_channels)) <= MOST_LEVELS:
         raise ConfigError(
@@ -118,7 +118,9 @@ def read_t5(path: Path) -> T5:
 
 def _require_activation(path: Path, argument: str, written: str, function: str) -> None:
     if function not in ACTIVATIONS:
-        raise ConfigError(f"{path}: {argument} {shown(written)} is no activation of transformers; download it again")
+        raise ConfigError(
+            f"{path}: {argument} {short_repr(written)} is no activation of transformers; download it again"
+        )
 
 
 def _require_divides(path: Path, whole: str, size: int, parts: str, number: int) -> None:

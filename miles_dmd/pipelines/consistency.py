@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from miles_dmd.contracts.family import ModelFamily
 
 STUDENTS = "distillation.json"
-"""What a run leaves in the student that it exports."""
+"""Name of the file that a run leaves in the student that it exports."""
 
 
 def check_pipeline(directory: Path, family: ModelFamily, *, weights: bool) -> None:

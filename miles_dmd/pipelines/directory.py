@@ -11,7 +11,7 @@ from miles_dmd.inputs import exists, is_file, is_folder, read_text
 from miles_dmd.pipelines.documents import read_json, require_beside
 from miles_dmd.pipelines.foreign import is_pointer, no_pipeline, pointer
 from miles_dmd.pipelines.weights import weight_names
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 VOCABULARIES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
 """A tokenizer's words: the first, or the second, or the other two."""
@@ -31,7 +31,7 @@ def require_pipeline(directory: Path, pipeline: str, components: Mapping[str, Se
     index = read_json(directory / "model_index.json")
     if index.get("_class_name") != pipeline:
         raise ConfigError(
-            f"is a {shown(index.get('_class_name'))}, not a {pipeline}; name one, or another --model-family"
+            f"is a {short_repr(index.get('_class_name'))}, not a {pipeline}; name one, or another --model-family"
         )
     for name, entry in index.items():
         if isinstance(entry, list):
@@ -45,7 +45,7 @@ def require_pipeline(directory: Path, pipeline: str, components: Mapping[str, Se
             raise ConfigError(f"lacks the component {name} (model_index.json); name a complete {pipeline}")
         if entry[-1] not in classes:
             raise ConfigError(
-                f"has a {shown(entry[-1])} as {name} (model_index.json), and needs {' or '.join(classes)}"
+                f"has a {short_repr(entry[-1])} as {name} (model_index.json), and needs {' or '.join(classes)}"
             )
     for name in (name for name, entry in index.items() if isinstance(entry, list) and entry and entry[0] is not None):
         if not any(is_file(directory / name / config) for config in _CONFIGS):
@@ -53,7 +53,7 @@ def require_pipeline(directory: Path, pipeline: str, components: Mapping[str, Se
 
 
 def _download(name: str) -> str:
-    """What to do instead of naming a directory that is not there; a name on the hub is not one."""
+    """Hint for a directory that is not there: the command that downloads it; a name on the hub is not one."""
     parent = Path(name).parent
     if parent != Path() and is_folder(parent):
         return f" ({parent} is there, and has no {Path(name).name}); name the folder that holds model_index.json"
@@ -69,8 +69,8 @@ def _require_stock(name: str, entry: Sequence[Any], directory: Path) -> None:
     naming it."""
     if entry and entry[0] not in (None, *_LIBRARIES):
         raise ConfigError(
-            f"model_index.json takes {name} from the library {shown(entry[0])}, and only {' and '.join(_LIBRARIES)} "
-            "are used; name a pipeline without code of its own"
+            f"model_index.json takes {name} from the library {short_repr(entry[0])}, "
+            f"and only {' and '.join(_LIBRARIES)} are used; name a pipeline without code of its own"
         )
     for path in (directory / name / config for config in _CONFIGS):
         if is_file(path) and "auto_map" in read_json(path):
@@ -125,6 +125,6 @@ def require_tokenizer_class(directory: Path, entry: Sequence[Any]) -> None:
         *_ANY_TOKENIZER,
     ):
         raise ConfigError(
-            f"{path}: tokenizer_class {shown(plain)} is not the {wanted} that model_index.json names; its folder is "
+            f"{path}: tokenizer_class {short_repr(plain)} is not the {wanted} that model_index.json names; its folder is "
             "another tokenizer's, so download it again"
         )

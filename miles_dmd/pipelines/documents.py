@@ -10,7 +10,7 @@ from miles_dmd.config.values import checked, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import MIB, parse_json, read_text
 from miles_dmd.pipelines.foreign import is_pointer, pointer
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 C = TypeVar("C")
 LARGEST = 4 * MIB
@@ -67,7 +67,7 @@ def from_config(kind: type[C], content: Mapping[str, Any], where: str) -> C:
             continue
         value, label = content[name], f"{where}: {name}"
         if isinstance(value, str) and of.type is not str:
-            raise ConfigError(f"{label} {shown(value)} must be {of}; download it again")
+            raise ConfigError(f"{label} {short_repr(value)} must be {of}; download it again")
         values[name] = checked(of, value, label)
     return kind(**values)
 
@@ -75,4 +75,4 @@ def from_config(kind: type[C], content: Mapping[str, Any], where: str) -> C:
 def require_beside(name: str, document: Path) -> None:
     """Raises ConfigError for a name in ``document`` that leaves its folder."""
     if name in ("", ".", "..") or "/" in name or "\\" in name:
-        raise ConfigError(f"{document} names {shown(name)}, which is not beside it; it is not read")
+        raise ConfigError(f"{document} names {short_repr(name)}, which is not beside it; it is not read")

@@ -31,7 +31,7 @@ FOLDER = "name the pipeline's folder, the one with model_index.json"
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether Git has left the name of a large file in its place."""
+    """True if Git has left a pointer in place of a large file (Git LFS)."""
     try:
         with path.open("rb") as file:
             return file.read(len(POINTER)) == POINTER
@@ -44,7 +44,7 @@ def pointer(path: Path) -> str:
 
 
 def no_pipeline(path: Path, pipeline: str) -> str:
-    """What lies at ``path``, where a pipeline directory should, and what to do."""
+    """Message: what lies at ``path`` in place of a pipeline directory, and the cure."""
     if is_file(path):
         return _of_file(path, pipeline)
     if snapshots := sorted(path.glob("snapshots/*/model_index.json")):
@@ -75,7 +75,7 @@ def _of_file(path: Path, pipeline: str) -> str:
 
 
 def other_weights(component: Path, wanted: str, pipeline: str) -> str:
-    """What a component has in place of ``wanted``, the weights that are read; empty where it has nothing."""
+    """Weights that a component has in place of ``wanted``, which are read; empty where it has nothing."""
     if not is_folder(component):
         return ""
     names = sorted(path.name for path in component.iterdir())
@@ -95,7 +95,7 @@ def other_weights(component: Path, wanted: str, pipeline: str) -> str:
 
 
 def other_names(found: Collection[str], wanted: Collection[str]) -> str:
-    """Why none of the tensors that are ``wanted`` goes by its name among those ``found``; empty where nothing tells."""
+    """Reason why none of the tensors ``wanted`` is among those ``found`` by name; empty where nothing tells."""
     for wrapper, who in _WRAPPERS.items():
         if any(wrapper in name.split(".") and _unwrapped(name) in wanted for name in found):
             return (

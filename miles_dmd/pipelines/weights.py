@@ -35,13 +35,13 @@ def require_weights(directory: Path, pipeline: str) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Of one component: those that its index names, or the single file, whether or not they are there."""
+    """Weight files of one component: those that its index names, or the single file, whether or not they are there."""
     entry = weight_entry(directory)
     return [directory / name for name in weight_names(entry)] if entry.suffix == ".json" else [entry]
 
 
 def weight_entry(directory: Path) -> Path:
-    """Of one component: the index of its weights, or where it has none the single file, whether or not it is there.
+    """Weight index of one component, or where it has none the single file, whether or not it is there.
 
     diffusers' components and transformers' encoders call them differently.
     """

@@ -20,7 +20,7 @@ from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.recipe import SETTINGS, read
 from miles_dmd.plan.recipes import build_plan
 from miles_dmd.registry import nearest
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 from miles_dmd.validators import flag
 
 DEFAULT_RECIPE = "dmd2"
@@ -81,7 +81,7 @@ def read_nested(config: Any, where: str = "", *, strict: bool = False) -> Nested
     trainer_type = algorithm.get("trainer_type", None if block is None else "distillation")
     if trainer_type is not None and not (isinstance(trainer_type, str) and trainer_type in TRAINER_TYPES):
         raise PlanError(
-            f"{where}algorithm.trainer_type {shown(trainer_type)} is not among {', '.join(TRAINER_TYPES)}; "
+            f"{where}algorithm.trainer_type {short_repr(trainer_type)} is not among {', '.join(TRAINER_TYPES)}; "
             "leave it out, and the loss type decides"
         )
     return NestedForm(
@@ -112,9 +112,11 @@ def mapping(value: Any, where: str, known: Collection[str] | None = None) -> Map
         raise PlanError(f"{where} must hold names and values (name: value), not {type(value).__name__}")
     for key in value:
         if not isinstance(key, str):
-            raise PlanError(f"{where}: key {shown(key)} must be a name")
+            raise PlanError(f"{where}: key {short_repr(key)} must be a name")
         if known is not None and key not in known:
-            raise PlanError(f"{where}: unknown key {shown(key)}; there are {', '.join(known)}{nearest(key, known)}")
+            raise PlanError(
+                f"{where}: unknown key {short_repr(key)}; there are {', '.join(known)}{nearest(key, known)}"
+            )
     return value
 
 

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd.checkpoint.records import FORMAT
-from miles_dmd.config.args import GROUPS, Args
+from miles_dmd.config.args import (
+    Args,
+    CheckpointArgs,
+    ClusterArgs,
+    DeviceArgs,
+    LoggingArgs,
+    RunArgs,
+    SampleArgs,
+    WatchArgs,
+)
 from miles_dmd.config.values import kinds
 from miles_dmd.errors import CheckpointError
 from miles_dmd.files import digests
@@ -18,9 +27,8 @@ from miles_dmd.pipelines.fingerprint import fingerprint
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.registry import nearest
 
-HARMLESS = frozenset(kinds(GROUPS["Run"])) - {"seed"} | {
-    "load",
-    "save",
+_OBSERVING = (CheckpointArgs, SampleArgs, WatchArgs, LoggingArgs, DeviceArgs, ClusterArgs, RunArgs)
+HARMLESS = frozenset(name for group in _OBSERVING for name in kinds(group)) - {"seed"} | {
     # how the work is cut up, which changes no result
     "num_trainer_ranks",
     "micro_batch_size",
@@ -46,7 +54,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """As --allow-changed takes it."""
+        """Name that --allow-changed takes."""
         return "-".join(part.replace("_", "-") for part in (self.trainer, self.argument) if part)
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from miles_dmd.errors import CheckpointError
 from miles_dmd.observe.alarms import Alarm
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.plan.schedule import fresh_batches
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 _SHARD = re.compile(r"shard-[^/]+\.safetensors")
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -53,7 +53,7 @@ def _check_layout(manifest: Manifest, driver: Mapping[str, Any]) -> None:
         raise CheckpointError(f"manifest.json lists no {missing[0]}, which a checkpoint of these groups has")
     shards = {path for path in listed for group in manifest.groups if _SHARD.fullmatch(path.removeprefix(f"{group}/"))}
     if strange := sorted(listed - due - shards):
-        raise CheckpointError(f"manifest.json lists {shown(strange[0])}, which no checkpoint has; it is not read")
+        raise CheckpointError(f"manifest.json lists {short_repr(strange[0])}, which no checkpoint has; it is not read")
 
 
 def _check_driver(manifest: Manifest, driver: Mapping[str, Any], followed: Collection[Alarm]) -> None:
@@ -64,9 +64,13 @@ def _check_driver(manifest: Manifest, driver: Mapping[str, Any], followed: Colle
         raise _apart("driver.json", "skips.in_a_row", "a cycle that is committed, after which there are none")
     alarms, best = observers["alarms"], observers["best"]
     if strange := sorted(set(alarms["ringing"]) - {alarm.name for alarm in followed}):
-        raise CheckpointError(f"driver.json lets an alarm {shown(strange[0])} ring, and there is none of that name")
+        raise CheckpointError(
+            f"driver.json lets an alarm {short_repr(strange[0])} ring, and there is none of that name"
+        )
     if apart := sorted(alarms["series"].keys() ^ {alarm.series for alarm in followed if alarm.series}):
-        raise CheckpointError(f"driver.json records other metrics for alarms than this run follows: {shown(apart[0])}")
+        raise CheckpointError(
+            f"driver.json records other metrics for alarms than this run follows: {short_repr(apart[0])}"
+        )
     longest = max((len(values) for values in alarms["series"].values()), default=0)
     if longest > manifest.cycle:
         raise _apart("driver.json", f"alarms.series of {longest} cycles", f"{manifest.cycle} that are committed")
@@ -107,7 +111,9 @@ def _check_waiting(folder: Path, rows: Iterable[Mapping[str, Any]], cursor: int)
         if not isinstance(own, list) or len(own) != row["samples"]:
             raise _apart("driver.json", f"pending batch {number} of {row['samples']} samples", str(path.name))
         if numbers.get("policy_version") != row["policy_version"]:
-            raise _apart(path.name, f"policy version {shown(numbers.get('policy_version'))}", "that of driver.json")
+            raise _apart(
+                path.name, f"policy version {short_repr(numbers.get('policy_version'))}", "that of driver.json"
+            )
         ids += own
     if ids != list(range(max(cursor - len(ids), 0), cursor)):
         raise _apart("driver.json", f"prompts.cursor {cursor}", "the samples that wait, which end elsewhere")
@@ -147,7 +153,7 @@ def _check_tensors(folder: Path, file: str, roles: Mapping[str, Mapping[str, Any
     found = {name for path in sorted(folder.glob("shard-*.safetensors")) for name in read_header(path).names}
     if apart := sorted(due ^ found):
         has = "has" if apart[0] in found else "lacks"
-        raise _apart(file, "which names other tensors", f"its shards, of which one {has} {shown(apart[0])}")
+        raise _apart(file, "which names other tensors", f"its shards, of which one {has} {short_repr(apart[0])}")
 
 
 def _tensors(file: str, numbers: Mapping[str, Any]) -> set[str]:

@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 
 from miles_dmd import registry
 from miles_dmd.errors import NotFound
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 
 def require_defined(dotted: str) -> None:
@@ -23,7 +23,7 @@ def require_defined(dotted: str) -> None:
 
 
 def _spec(path: str, dotted: str) -> ModuleSpec:
-    """As ``importlib.util.find_spec``, which would import the packages that ``path`` lies in."""
+    """``importlib.util.find_spec`` without importing the packages that ``path`` lies in."""
     found, places, name = None, None, ""
     for part in path.split("."):
         name = f"{name}.{part}".lstrip(".")
@@ -51,7 +51,7 @@ def _assigned(source: str) -> set[str]:
 
 
 def _defines(source: str, name: str) -> bool:
-    """Whether the module may have that attribute; what fills itself in while it is imported may have any."""
+    """True if the module may have that attribute; what fills itself in while it is imported may have any."""
     try:
         assigned = _assigned(source)
         starred = any(
@@ -59,5 +59,5 @@ def _defines(source: str, name: str) -> bool:
             if isinstance(row, ast.alias)
         )  # fmt: skip
     except (SyntaxError, ValueError) as error:
-        raise NotFound(f"{shown(name)} lies in a module that is no Python ({error})") from error
+        raise NotFound(f"{short_repr(name)} lies in a module that is no Python ({error})") from error
     return starred or "__getattr__" in assigned or name in assigned or "globals" in source

@@ -18,7 +18,7 @@ OF_GRIDS = ("samples/diversity", "samples/saturation")
 
 
 def metric_names(run: ResolvedRun) -> set[str]:
-    """Of a cycle with a student step. A loss type of somebody's own has those that its ``metrics`` declare."""
+    """Metrics of a cycle with a student step. A loss type of somebody's own has those that its ``metrics`` declare."""
     plan, grids = run.plan, run.args.sample_prompts > 0
     names = {*OF_A_CYCLE, *(name for phase in plan.update_schedule.phases for name in _of_phase(phase, run))}
     names |= time_metrics(dict.fromkeys((*span_names(plan), "pictures", OTHER), 0.0)).keys()
@@ -52,7 +52,7 @@ def _of_objectives(roles: Sequence[str], loss_type: LossType) -> Iterator[str]:
 
 
 def _of_roles(roles: Sequence[str], plan: DistillationPlan) -> Iterator[str]:
-    """What each role's step tells; where several train in its group, under its name."""
+    """Metrics of each role's step; where several train in its group, under its name."""
     alone = len(plan.trainable_roles_of(plan.group_of(roles[0]))) == 1
     for role in roles:
         for name in (*OF_EVERY_ROLE, *(("ema_decay",) if role == plan.averaged_role else ())):

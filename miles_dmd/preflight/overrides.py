@@ -17,20 +17,22 @@ if TYPE_CHECKING:
 RUN_WIDE = {
     "model_family": "networks of one run share latents and text, so a run has one family",
     "save": "a run has one directory for all its trainers",
+    "load": "a checkpoint holds all trainers of a run",
     "max_sequence_length": "prompts are encoded once for all trainers",
     "teacher_checkpoint": "a run has one teacher",
+    "ema_decay": "a run has one moving average, the student's",
+    "ema_start_step": "a run has one moving average, the student's",
 }
-"""Arguments that a trainer may not have of its own, though its group of arguments may."""
-OF_THE_AVERAGE = frozenset({"ema_decay", "ema_start_step"})
-OF_THE_STEP = frozenset(kinds(OptimArgs)) - OF_THE_AVERAGE - {"micro_batch_size", "num_trainer_ranks"} | {
-    "gradient_checkpointing"
-}
-"""What a group reads only if something in it trains."""
+"""Reasons why some arguments are the run's; of the others it goes without saying."""
+OF_THE_AVERAGE = ("ema_decay", "ema_start_step")
+OF_THE_STEP = frozenset(kinds(OptimArgs)) - {"micro_batch_size", "num_trainer_ranks"} | {"gradient_checkpointing"}
+"""Arguments that a group reads only if something in it trains."""
 
 
 def check_run_wide(args: Args, loss_type: LossType) -> None:
-    """Raises ConfigError for an override of what the run has one of."""
+    """Raises ConfigError for an override of an argument that the run has one of."""
     options = dict.fromkeys(loss_type.run_wide, "a run has one schedule and one teacher")
+    options |= {alarm.option: "alarms are the run's, not a trainer's" for alarm in loss_type.alarms}
     whole = dict.fromkeys(kinds(Args).keys() - set(per_trainer()), "it applies to the whole run, not to one trainer")
     reasons = {**whole, **RUN_WIDE, **options}
     for trainer in args.trainers:
@@ -42,7 +44,7 @@ def check_read(run: ResolvedRun) -> None:
     """Raises ConfigError for an override that its trainer would not read: it would do nothing, and seem to."""
     args, plan = run.args, run.plan
     if plan.averaged_role is None:
-        for name in sorted(OF_THE_AVERAGE):
+        for name in OF_THE_AVERAGE:
             if (value := getattr(args, name)) != getattr(Args, name):
                 raise ConfigError(f"{flag_name(name)} {value}: the plan keeps no moving average; drop it")
     for trainer in args.trainers:
@@ -52,9 +54,7 @@ def check_read(run: ResolvedRun) -> None:
 
 
 def _unread(name: str, role: str, plan: DistillationPlan, loss_type: LossType) -> str:
-    """Why the group ``role`` does not read it; empty where it does."""
-    if name in OF_THE_AVERAGE and "student_ema" not in plan.roles_of(role):
-        return f"the {role} keeps no moving average"
+    """Reason why the group ``role`` does not read it; empty where it does."""
     if name in OF_THE_STEP and not plan.trainable_roles_of(role):
         return f"nothing in the {role} trains"
     readers = loss_type.readers.get(name, (role,))

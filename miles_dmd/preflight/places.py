@@ -14,7 +14,7 @@ from miles_dmd.preflight.resolved import ResolvedRun
 
 INTERFACES = "GLOO_SOCKET_IFNAME"
 OWN_RUNS = "runs"
-"""Where a run without --save is kept."""
+"""Directory of runs without --save."""
 
 
 def check_places(run: ResolvedRun) -> None:
@@ -99,7 +99,7 @@ def require_cluster(args: Args) -> None:
 
 
 def unheard(address: str) -> str:
-    """Why nobody can be reached at HOST:PORT; empty where somebody can. Ray itself waits for minutes before it says."""
+    """Reason why HOST:PORT cannot be reached; empty where it can. Ray itself has a timeout of minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():  # "auto", which Ray looks up
         return ""

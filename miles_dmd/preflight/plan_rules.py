@@ -7,7 +7,7 @@ from miles_dmd.config.values import flag_name
 from miles_dmd.errors import ConfigError, NotBuilt
 from miles_dmd.plan import Support, require_runnable
 from miles_dmd.preflight.resolved import ResolvedRun
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 
 def check_plan_is_obeyed(run: ResolvedRun) -> None:
@@ -30,8 +30,8 @@ def _require_arguments(rollout: dict[str, Any], args: Args) -> None:
         given = getattr(args, name, None)
         if given != planned:
             raise ConfigError(
-                f"{flag_name(name)} {shown(given)} is not what the plan of --loss-type {args.loss_type} samples with: "
-                f"its rollout strategy {strategy} needs {shown(planned)}; pass {flag_name(name)} {planned}"
+                f"{flag_name(name)} {short_repr(given)} is not what the plan of --loss-type {args.loss_type} samples "
+                f"with: its rollout strategy {strategy} needs {short_repr(planned)}; pass {flag_name(name)} {planned}"
             )
 
 

@@ -13,7 +13,7 @@ from miles_dmd.plan import DistillationPlan
 from miles_dmd.preflight.dotted import require_defined
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.registry import nearest
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.loss import LossType
@@ -39,7 +39,7 @@ def plan_of(args: Args, loss_type: LossType) -> DistillationPlan:
     except PlanError as error:
         raise ConfigError(_in_flags(str(error), args)) from error
     if not isinstance(plan, DistillationPlan):
-        raise ConfigError(f"--loss-type {args.loss_type}: its plan is {shown(plan)}, not a DistillationPlan")
+        raise ConfigError(f"--loss-type {args.loss_type}: its plan is {short_repr(plan)}, not a DistillationPlan")
     if loss_type.roles != plan.groups:
         raise ConfigError(
             f"--loss-type {args.loss_type}: its roles {', '.join(loss_type.roles)} are not the groups of its plan, "
@@ -74,11 +74,11 @@ def check_loss_parts(run: ResolvedRun) -> None:
             if group not in plan.groups or group not in loss_type.scorers:
                 why = "has no scorer" if group in plan.groups else f"is no group; there are {', '.join(plan.groups)}"
                 raise ConfigError(f"{asked}: needs[{role!r}] names {group!r}, which {why}")
-            _require_told(asked, loss_type, role, group)
+            _require_given(asked, loss_type, role, group)
 
 
-def _require_told(asked: str, loss_type: LossType, role: str, group: str) -> None:
-    """What ``role`` reads of ``group`` is what that one's scorer gives. Raises ConfigError."""
+def _require_given(asked: str, loss_type: LossType, role: str, group: str) -> None:
+    """Check that ``group``'s scorer gives what ``role`` reads of it. Raises ConfigError."""
     told = loss_type.tells[group]
     for key in loss_type.needs[role][group]:
         if key not in told:
@@ -109,12 +109,12 @@ def check_teacher_sampling(run: ResolvedRun) -> None:
         found = run.teacher_sampling
     if not isinstance(found, Mapping) or (found and found.keys() != SAMPLING.keys()):
         raise ConfigError(
-            f"{asked}: teacher_sampling gives {shown(found)}; it must give {' and '.join(SAMPLING)}, or {{}}"
+            f"{asked}: teacher_sampling gives {short_repr(found)}; it must give {' and '.join(SAMPLING)}, or {{}}"
         )
     for name, value in found.items():
         where = f"{asked}: teacher_sampling's {name}"
         if isinstance(value, str):
-            raise ConfigError(f"{where} {shown(value)} must be {SAMPLING[name]}")
+            raise ConfigError(f"{where} {short_repr(value)} must be {SAMPLING[name]}")
         checked(SAMPLING[name], value, where)
 
 
@@ -131,7 +131,7 @@ def _asked_of(plugin: str) -> Iterator[None]:
 
 
 def _in_flags(message: str, args: Args) -> str:
-    """A plan speaks of its settings; the user wrote flags."""
+    """Name flags where a plan names its settings: the user wrote flags."""
     for name in sorted(kinds(type(args.loss_options)), key=len, reverse=True):
         message = message.replace(name, flag_name(name))
     return f"--loss-type {args.loss_type}: {message}"

@@ -12,14 +12,14 @@ from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.shown import byte_size
 
 BYTES = {"fp32": 4, "bf16": 2}
-"""Of one number of an embedding, by --compute-dtype."""
+"""Bytes of one number of an embedding, by --compute-dtype."""
 SLACK = 1 << 20
 """Bytes by which a file that holds the table may be larger than its rows: its header."""
 
 
 def table_bytes(run: ResolvedRun) -> int:
     """Bytes on disk of all prompts of a run, encoded, and of the negative prompt."""
-    shapes = run.family.condition_shapes(run.teacher, run.family.text_length(run.args))
+    shapes = run.family.condition_shapes(run.args.teacher_directory, run.family.text_length(run.args))
     num_texts = len(set(run.prompts)) + 1
     return num_texts * sum(map(math.prod, shapes.values())) * BYTES[run.args.compute_dtype]
 

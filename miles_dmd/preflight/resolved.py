@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """What follows from the arguments of a run. ``miles_dmd.preflight.rules.resolve`` makes one."""
+    """Everything that follows from the arguments of a run. ``miles_dmd.preflight.rules.resolve`` makes one."""
 
     args: Args
     trainers: Mapping[str, Args]
@@ -48,11 +48,6 @@ class ResolvedRun:
     def horizons(self) -> Mapping[str, int]:
         """Optimizer steps of each trained role over the whole run."""
         return self.plan.optimizer_steps(self.args.num_rollout)
-
-    @property
-    def teacher(self) -> Path:
-        """Pipeline directory of the teacher, by which prompts are encoded."""
-        return Path(self.args.teacher_path or "")
 
     @functools.cached_property
     def prompts(self) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def _check_one_run(resume: Resume) -> None:
 
 
 def _check_plan(plan: DistillationPlan, args: Args, resume: Resume) -> None:
-    """Where weights came from is part of a plan, but is compared by content, with the arguments."""
+    """Compare plans. The origin of weights is part of one, but is compared by content, with the arguments."""
     manifest = resume.manifest
     if manifest.loss_type != args.loss_type:
         raise CheckpointError(f"is of --loss-type {manifest.loss_type}, and this run of {args.loss_type}; give that")
@@ -152,7 +152,7 @@ def _check_pending(run: ResolvedRun, resume: Resume) -> None:
     if [path for path in files if path.startswith("pending/")] != numbered or versions - {
         resume.manifest.policy_version
     }:
-        raise CheckpointError("driver.json speaks of waiting samples that are not those of the checkpoint")
+        raise CheckpointError("driver.json lists waiting samples that are not those of the checkpoint")
     ranks = math.lcm(*(own.num_trainer_ranks for own in run.trainers.values()))
     for row in pending:
         if row["samples"] % ranks:

@@ -36,7 +36,7 @@ from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.preflight.resume import open_resume
 from miles_dmd.preflight.run_directory import check_save, inputs
 from miles_dmd.registry import nearest
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 logger = logging.getLogger(__name__)
 NO_MEMORY = "there is no memory left to read it; raise `ulimit -v`, or end what else uses memory"
@@ -48,7 +48,9 @@ def resolve(args: Args) -> ResolvedRun:
     Raises ConfigError, one line, for the first rule that is broken.
     """
     if not isinstance(args, Args):
-        raise ConfigError(f"a run is asked for by miles_dmd.config.args.Args, not by {shown(args)}; see parse_args")
+        raise ConfigError(
+            f"a run is asked for by miles_dmd.config.args.Args, not by {short_repr(args)}; see parse_args"
+        )
     with _naming_flags(args):
         run = _looked_up(args)
         for rule in RULES:
@@ -91,16 +93,6 @@ def check_required(args: Args) -> None:
             f"--loss-type {args.loss_type} needs {' and '.join(missing)} (a pipeline directory to start from, a file "
             f"of prompts){preset}"
         )
-
-
-def check_one_step_a_phase(run: ResolvedRun) -> None:
-    """A second step would train on scores of a student that no longer exists, and a phase reports exactly one."""
-    for role, own in run.trainers.items():
-        if own.num_steps_per_rollout != 1:
-            raise ConfigError(
-                f"{run.flag(role, 'num_steps_per_rollout')} {own.num_steps_per_rollout} must be 1 for the {role}: a "
-                "phase is one optimizer step, and scores of the student's samples hold for one only"
-            )
 
 
 def check_batch_divides(run: ResolvedRun) -> None:
@@ -156,11 +148,11 @@ def check_pipelines(run: ResolvedRun) -> None:
 
 def check_teacher(run: ResolvedRun) -> None:
     """Warn, and go on: a student may be distilled again, into fewer steps."""
-    if why := distilled(run.teacher):
+    if why := distilled(run.args.teacher_directory):
         logger.warning(
             "%s %s: the teacher is a distilled student itself (%s); at other noise levels and guidance than its own it "
             "is poor, so name the model that it came from by --teacher-checkpoint",
-            run.flag_of_teacher, run.teacher, why,
+            run.flag_of_teacher, run.args.teacher_directory, why,
         )  # fmt: skip
 
 
@@ -195,12 +187,6 @@ def check_prompts(run: ResolvedRun) -> None:
 
 def check_load(run: ResolvedRun) -> None:
     args = run.args
-    for trainer in args.trainers:
-        if "load" in trainer.overrides:
-            flag = flag_name("load", trainer.role)
-            raise ConfigError(
-                f"{flag} {trainer.overrides['load']}: a checkpoint holds all trainers of a run; load them by --load"
-            )
     if args.allow_changed and args.load is None:
         raise ConfigError(f"--allow-changed {' '.join(args.allow_changed)} requires --load CHECKPOINT")
 
@@ -245,7 +231,6 @@ RULES: tuple[Callable[[ResolvedRun], None], ...] = (
     check_plan_is_obeyed,
     check_teacher_sampling,
     check_read,
-    check_one_step_a_phase,
     check_batch_divides,
     check_local,
     check_idle,

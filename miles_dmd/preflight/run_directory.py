@@ -1,7 +1,6 @@
 """Run directories: creation, locking, --overwrite."""
 
 import contextlib
-import fcntl
 import itertools
 import logging
 import os
@@ -12,6 +11,7 @@ from miles_dmd.checkpoint.store import find_checkpoint, run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests, remove_temporaries, remove_tree
+from miles_dmd.locks import leads_to, lock
 from miles_dmd.observe.metrics import KIND
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ ENTRIES = (
     "student_best.old", "metrics.jsonl", "summary.json", "samples", "curves.png", "trace.json", "tensorboard", "wandb",
     "checkpoints", FAILURE_LOG,
 )  # fmt: skip
-"""What a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
+"""Names that a run leaves; a directory that holds one of them is a run's, and --overwrite removes these only."""
 
 
 def holds_run(directory: Path) -> bool:
@@ -32,7 +32,7 @@ def holds_run(directory: Path) -> bool:
 
 
 def is_ours(directory: Path) -> bool:
-    """Whether what lies there was written by a run: its metrics say so in their first line."""
+    """True if a run wrote the directory: its metrics say so in their first line."""
     try:
         with (directory / "metrics.jsonl").open("rb") as file:
             return KIND.encode() in file.readline(200)
@@ -51,7 +51,7 @@ def inputs(args: Args) -> Iterator[tuple[str, Path]]:
 
 
 def preset_name(args: Args) -> str:
-    """What a run without --save is called after: its preset, or its loss type."""
+    """Name of a run without --save: its preset, or its loss type."""
     return Path(args.config).stem if args.config else args.loss_type.rpartition(".")[2]
 
 
@@ -108,7 +108,7 @@ def occupied(directory: Path) -> Iterator[None]:
     A lock on the directory itself: two runs that go on from one checkpoint would write over each other.
     """
     descriptor = _locked(directory)
-    while not _is_still(directory, descriptor):  # its last owner left nothing in it, and removed it
+    while not leads_to(directory, descriptor):  # its last owner left nothing in it, and removed it
         os.close(descriptor)
         descriptor = _locked(directory)
     try:
@@ -124,20 +124,12 @@ def _locked(directory: Path) -> int:
     except OSError as error:
         raise ConfigError(f"--save {directory} cannot be used: {error.strerror}; name another directory") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(f"--save {directory}: another run writes to it; end that one, or name another") from None
+        if not lock(descriptor):
+            os.close(descriptor)
+            raise ConfigError(f"--save {directory}: another run writes to it; end that one, or name another")
     except OSError as error:  # a file system without locks
         logger.warning("%s cannot be locked against a second run (%s)", directory, error.strerror)
     return descriptor
-
-
-def _is_still(directory: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(directory.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _remove_empty(directories: Iterable[Path]) -> None:
@@ -149,7 +141,7 @@ def _remove_empty(directories: Iterable[Path]) -> None:
 
 
 def continues(args: Args) -> bool:
-    """Whether --save is the very run that --load goes on from. Raises CheckpointError where --load means nothing."""
+    """True if --save is the very run that --load goes on from. Raises CheckpointError where --load means nothing."""
     if args.load is None or args.save is None:
         return False
     return run_directory(find_checkpoint(args.load, args.save)) == Path(args.save).resolve()

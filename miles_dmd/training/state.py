@@ -49,7 +49,7 @@ class RoleState:
     """State that moves with the optimizer steps of one trained role."""
 
     parameters: Mapping[str, nn.Parameter]
-    """Those that train, by name."""
+    """Parameters that train, by name."""
     optimizer: torch.optim.Optimizer
     shards: Mapping[str, Tensor] | None = None
     """Tensors that the optimizer holds, by parameter, where these are this rank's shards instead of parameters."""

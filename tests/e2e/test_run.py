@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from miles_dmd import registry
 from miles_dmd.contracts.distillation import read_distillation
 from miles_dmd.errors import ExternalDataError
 from miles_dmd.observe.metrics import read_metrics
+from miles_dmd.prompts import PromptSource
 from miles_dmd.run import DistillationTrainer, main, started_run
 from miles_dmd.students import describe
 from miles_dmd.training.shard import local
@@ -130,11 +130,10 @@ def test_rollouts_start_from_the_students_own_weights(make_args, other_weights, 
     assert trainer.plan.role_layout.groups[1].model_ref == str(other_weights)
 
 
-def test_a_trainer_computes_in_its_own_dtype_in_one_process_too(make_args):
-    args = make_args("--local", "--critic-compute-dtype", "bf16")
-    loss_type = registry.load("losses", "dmd2")
+def test_a_trainer_computes_in_its_own_dtype_in_one_process_too(resolved):
+    run = resolved("--local", "--critic-compute-dtype", "bf16")
 
-    with started_run(args, loss_type, loss_type.plan(args)) as (started, _):
+    with started_run(run, PromptSource(run.prompts, 0).texts) as started:
         dtypes = {name: group.trainer.compute.dtype for name, group in started.groups.items()}
         engine = started.rollouts.compute.dtype
 

@@ -2,8 +2,7 @@
 
 A new flag gets one row in EFFECTS. Best is ``changes(what, "--flag VALUE")``, which is measured here, by a method of
 ``probes.Probes``; ``shown_by(...)`` names the test that shows the effect where that takes a whole run, a cluster or a
-server; ``read_by(...)`` names the module that reads what bears on time, memory or place alone; ``refused(...)`` says
-with which words a flag that can do nothing is refused.
+server; ``read_by(...)`` names the module that reads what bears on time, memory or place alone.
 """
 
 import ast
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from miles_dmd import registry
 from miles_dmd.config.cli import parse_args
-from miles_dmd.config.flags import ENGINE, LOSS, RUN, flags_of, per_trainer
+from miles_dmd.config.flags import ENGINE, LOSS, RUN, flags_of
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import loss_type as dmd2
@@ -28,8 +27,8 @@ probes = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(probes)
 
 ROOT = Path(__file__).parents[2]
-SGLANG = registry.load("engines", "sglang").options
-FLAGS = flags_of("dmd2", dmd2.options, dmd2.roles, engine="sglang", engine_options=SGLANG)
+SGLANG = registry.load("engines", "sglang")
+FLAGS = flags_of("dmd2", dmd2, "sglang", SGLANG)
 OF_RUN = {flag.argument: flag for flag in FLAGS.values() if flag.scope in (RUN, LOSS, ENGINE)}
 OF_TRAINERS = {name: flag for name, flag in FLAGS.items() if flag.scope not in (RUN, LOSS, ENGINE)}
 
@@ -53,12 +52,6 @@ class ReadBy:
     module: str
 
 
-@dataclass(frozen=True)
-class Refused:
-    flags: tuple[str, ...]
-    words: str
-
-
 def changes(probe, flags, beside=""):
     return Changes(probe, tuple(flags.split()), tuple(beside.split()))
 
@@ -69,10 +62,6 @@ def shown_by(place):
 
 def read_by(module):
     return ReadBy(f"miles_dmd/{module}.py")
-
-
-def refused(flags, words):
-    return Refused(tuple(flags.split()), words)
 
 
 TRAINER_TESTS, RESUME = "tests/fast/training/test_trainer.py", "tests/e2e/test_resume.py"
@@ -99,7 +88,6 @@ EFFECTS = {
     "lr_scheduler": changes("trained", "--lr-scheduler cosine"),
     "lr_warmup_steps": changes("trained", "--lr-warmup-steps 1 --lr-scheduler constant_with_warmup"),
     "micro_batch_size": shown_by(f"{TRAINER_TESTS}::test_micro_batches_change_nothing"),
-    "num_steps_per_rollout": refused("--num-steps-per-rollout 2", "must be 1"),
     "num_trainer_ranks": shown_by("tests/e2e/test_run.py::test_ray_run_equals_the_local_run"),
     "ema_decay": changes("trained", "--ema-decay 0.5"),
     "ema_start_step": changes("trained", "--ema-start-step 1"),
@@ -194,8 +182,7 @@ EFFECTS = {
         "tests/fast/engines/test_sglang_sampler.py::test_updates_are_compared_as_often_as_asked"
     ),
 }
-UNMEASURED = {"micro_batch_size": "3", "num_trainer_ranks": "2", "load": "x", "save": "x", "max_sequence_length": "16",
-              "model_family": "sd9", "num_steps_per_rollout": "2", "gradient_checkpointing": None}  # fmt: skip
+UNMEASURED = {"micro_batch_size": "3", "num_trainer_ranks": "2", "gradient_checkpointing": None}
 """Values for what a trainer may be asked for and is not measured here."""
 
 
@@ -244,17 +231,6 @@ def test_what_is_compared_is_equal_without_a_flag(probe):
         assert probe(name, ()) == probe(name, (), again=True), name
 
 
-@pytest.mark.parametrize("argument", [name for name, row in EFFECTS.items() if isinstance(row, Refused)])
-def test_flag_that_can_do_nothing_is_refused(flags, latest, argument):
-    row = EFFECTS[argument]
-
-    with pytest.raises(ConfigError) as error:
-        resolve(parse_args(latest([*flags(), *row.flags])))
-
-    assert f"{row.flags[0]} {row.flags[1]}" in str(error.value)
-    assert row.words in str(error.value)
-
-
 @pytest.mark.parametrize("argument", [name for name, row in EFFECTS.items() if isinstance(row, Elsewhere)])
 def test_test_that_shows_a_flag_is_there_and_its_file_speaks_of_the_flag(argument):
     row, text = EFFECTS[argument], (ROOT / EFFECTS[argument].file).read_text(encoding="utf-8")
@@ -274,7 +250,7 @@ def of_trainer(role, argument):
     """The words of the argument's row, for one trainer alone."""
     row = EFFECTS[argument]
     words = row.flags if isinstance(row, Changes) else [f"--{argument.replace('_', '-')}", UNMEASURED[argument]]
-    names = {flag.name: f"--{role}-{flag.name[2:]}" for flag in OF_RUN.values() if flag.argument in per_trainer()}
+    names = {f"--{flag.name[3 + len(role) :]}": flag.name for flag in OF_TRAINERS.values() if flag.scope == role}
     return [names.get(word, word) for word in words if word is not None]
 
 

@@ -67,7 +67,7 @@ def test_what_is_made_in_code_stands_beside_the_files_of_a_wing(wing):
 
     assert wing.names == ("a", "mine", "qwen_image")
     assert wing.get("mine") is mine
-    with pytest.raises(ConfigError, match="--thing 'a' is there already, among a, mine, qwen_image"):
+    with pytest.raises(ConfigError, match="--thing 'a' is already registered, among a, mine, qwen_image"):
         wing.register("a", mine)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles_dmd.errors import ConfigError, PlanError, UnknownName
-from miles_dmd.shown import LONGEST_MESSAGE, aligned, byte_size, printable, shown
+from miles_dmd.shown import LONGEST_MESSAGE, aligned, byte_size, printable, short_repr
 
 
 @given(st.text(max_size=3000))
@@ -46,16 +46,16 @@ def nested(depth):
     ],
 )
 def test_a_value_is_shown_as_one_would_write_it(value, text):
-    assert shown(value) == text
+    assert short_repr(value) == text
 
 
 def test_a_number_that_python_does_not_write_out_is_counted():
-    assert shown({"a": 10**6000}) == "{'a': <a number of 6001 digits>}"
+    assert short_repr({"a": 10**6000}) == "{'a': <a number of 6001 digits>}"
 
 
 def test_what_is_large_is_cut():
     for value in [nested(60), "x" * 10**6, {"a" * 10**6: 1}, [[[[[[[]]]]]]], b"\xff" * 1000]:
-        assert len(shown(value)) <= 80
+        assert len(short_repr(value)) <= 80
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class TimedCalls:
         return not self.stuck and not self.died()
 
     def try_run(self, doing: str, call: Callable[[], object], seconds: float = LEAVING) -> bool:
-        """As ``run``, for what a run does on its way out: whatever goes wrong is logged, and hides no other error."""
+        """``run`` for what a run does on its way out: whatever goes wrong is logged, and hides no other error."""
         try:
             self.run(doing, seconds, call)
         except (ClusterError, RayError) as error:

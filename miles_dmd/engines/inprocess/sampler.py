@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -117,7 +116,7 @@ def build(
     args: Args, *, compute: Compute, prompts: PromptTable, texts: Sequence[str] = (), servers: Sequence[str] = ()
 ) -> InProcessEngine:
     family: ModelFamily = registry.load("models", args.model_family)
-    directory = Path(args.hf_checkpoint or "")
+    directory = args.pipeline_directory
     network = load_network(family, directory, dtype=compute.dtype).requires_grad_(False).to(compute.device)
     return InProcessEngine(
         Denoiser(family.code(), network, compute.dtype),

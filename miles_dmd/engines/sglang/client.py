@@ -102,7 +102,7 @@ class Client:
             retry=retry_if_exception(_passes),
             stop=stop_after_delay(patience.deadline),
             wait=BACKOFF,
-            before_sleep=_tell,
+            before_sleep=_log_retry,
             reraise=True,
         )
         return retrying(self._once, method, path, content, patience)
@@ -155,7 +155,7 @@ def _passes(error: BaseException) -> bool:
     return isinstance(error, EngineUnavailable) and not isinstance(error, EngineGone)
 
 
-def _tell(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     """An EngineUnavailable begins with server and reason."""
     if state.outcome is not None:
         log.warning("%s; asked again in %.1f s", state.outcome.exception(), state.upcoming_sleep)

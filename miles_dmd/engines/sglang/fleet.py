@@ -134,7 +134,7 @@ class Fleet:
         return capabilities
 
     def returning(self, members: Sequence[Member]) -> list[Member]:
-        """Those of the evicted ``members`` that are back: awake, with weights of an unknown version."""
+        """Evicted ``members`` that are back: awake, with weights of an unknown version."""
         found = outcomes(members, self._is_back)
         for member, error in found:
             member.evicted = str(error) if error else member.evicted
@@ -177,7 +177,7 @@ class Fleet:
         member.client.get("/health", patience=self.patience)
 
     def evict_changed(self, members: Iterable[Member]) -> list[Member]:
-        """Those of ``members`` that hold other weights than they were sent last, which are asked for it."""
+        """Evict and return the ``members`` whose checksum is not that of the weights that they were sent last."""
         changed = [(member, error) for member, error in outcomes(list(members), self._require_unchanged) if error]
         for member, error in changed:
             self.evict(member, error)

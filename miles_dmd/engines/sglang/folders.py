@@ -7,13 +7,14 @@ Knows no torch.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from miles_dmd.locks import lock
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
@@ -64,14 +65,15 @@ def _lock(path: Path, *, required: bool = False) -> int | None:
     """A descriptor that holds the lock of the folder that is at ``path`` now; None where another process has it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
+        free = lock(descriptor)
     except OSError:
+        free = True
         if required:
             os.close(descriptor)
             raise
+    if not free:
+        os.close(descriptor)
+        return None
     if os.fstat(descriptor).st_nlink == 0:  # removed between the two
         os.close(descriptor)
         return None

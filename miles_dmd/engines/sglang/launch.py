@@ -157,7 +157,7 @@ def command(args: Args, host: str, ports: Ports, name: str) -> list[str]:
     family = served(args.model_family)
     return [
         *(str(options.sglang_python), "-m", "miles_dmd_sglang.serve", "--die-with-stdin"),
-        *("--model-path", str(Path(args.hf_checkpoint or "").resolve()), "--model-id", family.model_id),
+        *("--model-path", str(args.pipeline_directory.resolve()), "--model-id", family.model_id),
         *("--component-paths.scheduler", str(scheduler_directory(args).resolve())),
         # with a path of one component, sglang no longer looks whether all of them fit the device, and would stream T5
         # from the host for every sample

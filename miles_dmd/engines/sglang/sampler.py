@@ -6,7 +6,6 @@ import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,7 +48,7 @@ class SGLangEngine:
     ) -> None:
         self.args, self.texts, self.sampling = args, tuple(texts), sampling
         self.options: Options = args.engine_options
-        self._component = Path(args.hf_checkpoint or "") / MODULE
+        self._component = args.pipeline_directory / MODULE
         fixed, stored = served(args.model_family).fixed_parameters, stored_tensors(self._component) or {}
         self.network = weights.Network(fixed, DTYPES[args.compute_dtype], stored)
         self.forwards = 0
@@ -227,7 +226,7 @@ def build(
 ) -> SGLangEngine:
     options: Options = args.engine_options
     family: ModelFamily = registry.load("models", args.model_family)
-    directory = Path(args.hf_checkpoint or "")
+    directory = args.pipeline_directory
     sweep(weights_root(args))
     height, width = family.resolution(args)
     sampling = Sampling(

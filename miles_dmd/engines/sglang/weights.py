@@ -164,7 +164,7 @@ class Update:
 
     @property
     def returned(self) -> tuple[Member, ...]:
-        """Those of ``may`` that have taken all of it so far."""
+        """Members of ``may`` that have taken all of it so far."""
         return tuple(self._may)
 
     @property

@@ -16,7 +16,7 @@ from miles_dmd.engines.sglang.families import check_grid
 from miles_dmd.errors import EngineMisanswer
 
 PROTOCOL = 1
-"""Of the plugin's requests and answers (sglang_plugin/)."""
+"""Version of the plugin's requests and answers (sglang_plugin/)."""
 STOP_KEY = "miles_dmd_stop_step"
 TRAIN_TIMESTEPS = 1000
 SOLVERS = {"renoise": "cps", "euler": "ode"}
@@ -25,7 +25,7 @@ SOLVERS = {"renoise": "cps", "euler": "ode"}
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """What all samples of a run have in common."""
+    """Sampling parameters that all samples of a run have in common."""
 
     sigmas: tuple[float, ...]
     solver: Literal["renoise", "euler"]
@@ -34,7 +34,7 @@ class Sampling:
     shape: tuple[int, ...]
     text_length: int | None
     grid_cure: str
-    """What to do when the server's grid is another one."""
+    """Cure for a server whose grid is another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Ask:
     seed: int
     stop_step: int
     stops: bool
-    """Whether the server stops there; else all N steps run and step k is kept of them."""
+    """True if the server stops there; else all N steps run and step k is kept of them."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def read_answer(body: bytes, sampling: Sampling, ask: Ask, server: str) -> Sampl
 
 
 def read_conditions(body: bytes, shapes: Mapping[str, tuple[int, ...]], server: str) -> dict[str, Tensor]:
-    """What the prompt of a request became: name -> embedding, of these shapes. Raises as ``read_answer``."""
+    """Embeddings of a request's prompt: name -> embedding, of these shapes. Raises as ``read_answer``."""
     answer = _Fields(_only(_unpacked(body, server), server), server)
     return {name: answer.tensor(f"denoising_env.pos_cond_kwargs.{name}", shape) for name, shape in shapes.items()}
 

@@ -15,9 +15,10 @@ from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_conf
 from miles_dmd.config.values import Guidance, Natural, NonNegative, Repeats, Shift, Steps
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
+from miles_dmd.losses.dmd2.names import NESTED, NOT_BUILT, OTHER_GROUPS, OTHER_NAMES
 from miles_dmd.losses.dmd2.observed import ALARMS, HEADLINE, PANELS
 from miles_dmd.plan import DistillationPlan, build_plan
-from miles_dmd.shown import shown
+from miles_dmd.shown import short_repr
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
@@ -87,8 +88,8 @@ def check(args: Args) -> None:
         )
     if options.teacher_guidance == 1 and args.negative_prompt:
         raise ConfigError(
-            f"--negative-prompt {shown(args.negative_prompt)} is the text of the teacher's unconditional branch, which "
-            "--teacher-guidance 1 leaves out; pass a guidance above 1, or --negative-prompt ''"
+            f"--negative-prompt {short_repr(args.negative_prompt)} is the text of the teacher's unconditional branch, "
+            "which --teacher-guidance 1 leaves out; pass a guidance above 1, or --negative-prompt ''"
         )
     if not 0 < options.dm_sigma_min < options.dm_sigma_max < 1:
         raise ConfigError(
@@ -134,5 +135,9 @@ loss_type = LossType(
     alarms=ALARMS,
     panels=PANELS,
     headline=HEADLINE,
+    other_names=OTHER_NAMES,
+    other_groups=OTHER_GROUPS,
+    not_built=NOT_BUILT,
+    nested=NESTED,
     check=check,
 )

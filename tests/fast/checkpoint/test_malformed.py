@@ -121,14 +121,14 @@ def test_arguments_of_a_trainer(saved, run, forge, change):
 def test_waiting_batches_are_all_of_the_student_of_the_checkpoint(saved, run, forge):
     forge(saved, "driver.json", lambda driver: driver["pending"][0].update(policy_version=0))
 
-    assert "driver.json speaks of waiting samples that are not those of the checkpoint" in refusal(run, saved)
+    assert "driver.json lists waiting samples that are not those of the checkpoint" in refusal(run, saved)
 
 
 @pytest.mark.parametrize("change", [lambda pending: pending.clear(), lambda pending: pending.append(pending[0])])
 def test_as_many_batches_wait_as_there_are_files(saved, run, forge, change):
     forge(saved, "driver.json", lambda driver: change(driver["pending"]))
 
-    assert "driver.json speaks of waiting samples that are not those of the checkpoint" in refusal(run, saved)
+    assert "driver.json lists waiting samples that are not those of the checkpoint" in refusal(run, saved)
 
 
 def test_fields_that_no_format_has_are_refused(saved, run, forge):

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from miles_dmd.config.args import Args
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.flags import flags_of
-from miles_dmd.config.nested import CHOICES, KEYS, OF_TRAINER, SHARED
+from miles_dmd.config.nested import KEYS, OF_EVERY_LOSS, settings_that_run
 from miles_dmd.config.trainers import TrainerConfig, compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import kinds
-from miles_dmd.engines.sglang import Options as EngineOptions
+from miles_dmd.engines.sglang import engine as sglang
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import Options
+from miles_dmd.losses.dmd2 import loss_type as dmd2
 from miles_dmd.models.sd3.configs import Scheduler, Transformer
 from miles_dmd.pipelines.components import T5, Clip, Vae
 from miles_dmd.preflight.rules import resolve
@@ -98,8 +99,8 @@ DOCUMENTS = st.one_of(
     named(["algorithm"], named(["trainer_type", "odd"])),
     named(["actor_rollout_ref"], named(["model", "odd"], VALUES | named(["path", "odd"]))),
     named(["distillation"], named(["enabled", "distribution_matching", "odd"])),
-    named(["distillation"], named(["distribution_matching"], named({*SHARED, *OF_TRAINER, *CHOICES}))),
-    named(["distillation"], named(["distribution_matching"], named({*SHARED, *OF_TRAINER, *CHOICES}, SCALARS))),
+    named(["distillation"], named(["distribution_matching"], named({*OF_EVERY_LOSS, *settings_that_run()}))),
+    named(["distillation"], named(["distribution_matching"], named({*OF_EVERY_LOSS, *settings_that_run()}, SCALARS))),
 )
 
 
@@ -112,9 +113,7 @@ def test_of_a_preset(asked, tmp_path, in_an_empty_folder, document):
     held(lambda: tables([*asked, "--config", str(path)]))
 
 
-FLAGS = sorted(
-    {*flags_of("dmd2", Options, ("critic", "actor"), engine="sglang", engine_options=EngineOptions)} - {"--load"}
-)
+FLAGS = sorted({*flags_of("dmd2", dmd2, "sglang", sglang)} - {"--load"})
 TEXTS = SCALARS.map(str) | st.sampled_from(["sglang", "inprocess", "/dev/null", "/dev/zero", "9" * 40, "9" * 5000])
 PAIRS = st.tuples(st.sampled_from(FLAGS), TEXTS)
 

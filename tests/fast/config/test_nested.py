@@ -3,7 +3,7 @@
 import pytest
 
 from miles_dmd.config.cli import parse_args
-from miles_dmd.config.nested import CHOICES, OF_TRAINER, SHARED
+from miles_dmd.config.nested import OF_EVERY_LOSS, settings_that_run
 from miles_dmd.errors import ConfigError
 from miles_dmd.plan.configuration import PLAN_SETTINGS, TRAINER_SETTINGS
 
@@ -106,5 +106,5 @@ def test_what_disagrees_or_has_no_meaning_is_refused_in_one_line(parse, own_loss
 def test_every_setting_but_those_of_causal_recipes_becomes_an_argument():
     known = {"recipe", *PLAN_SETTINGS, *TRAINER_SETTINGS}
 
-    assert known - {*SHARED, *OF_TRAINER, *CHOICES} == {"causal_model_path", "bidirectional_model_path"}
-    assert known >= {*SHARED, *OF_TRAINER, *CHOICES}
+    assert known - {*OF_EVERY_LOSS, *settings_that_run()} == {"causal_model_path", "bidirectional_model_path"}
+    assert known >= {*OF_EVERY_LOSS, *settings_that_run()}

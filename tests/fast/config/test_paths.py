@@ -11,8 +11,8 @@ from miles_dmd.config.flags import ENGINE, LOSS, RUN, flags_of
 from miles_dmd.config.trainers import TrainerConfig, compute_trainer_args, compute_trainer_configs
 from miles_dmd.losses.dmd2 import loss_type as dmd2
 
-SGLANG = registry.load("engines", "sglang").options
-FLAGS = flags_of("dmd2", dmd2.options, dmd2.roles, engine="sglang", engine_options=SGLANG)
+SGLANG = registry.load("engines", "sglang")
+FLAGS = flags_of("dmd2", dmd2, "sglang", SGLANG)
 PATHS = {name: flag for name, flag in FLAGS.items() if flag.kind.path is not None and name != "--config"}
 OF_RUN = {name: flag for name, flag in PATHS.items() if flag.scope in (RUN, LOSS, ENGINE)}
 ENGINES = ["--rollout-engine", "sglang"]
@@ -73,7 +73,7 @@ def test_python_has_the_home_for_a_tilde(home, name, written):
     asked = {flag.argument: written}
 
     if flag.scope == ENGINE:
-        args = Args(rollout_engine="sglang", engine_options=SGLANG(**asked))
+        args = Args(rollout_engine="sglang", engine_options=SGLANG.options(**asked))
     elif flag.scope == RUN:
         args = Args(**asked)
     else:

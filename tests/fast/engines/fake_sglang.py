@@ -5,6 +5,7 @@ import base64
 import hashlib
 import json
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -162,6 +163,7 @@ def engine_of(*servers, checkpoint="", cache_dir="/nowhere", require_encoders=no
     ]  # fmt: skip
     args = SimpleNamespace(
         engine_options=options, model_family="sd3", compute_dtype="fp32", seed=0, hf_checkpoint=checkpoint,
+        pipeline_directory=Path(checkpoint),
         cache_dir=cache_dir,
     )  # fmt: skip
     return SGLangEngine(args, clients, ["a cat", "a dog"], SAMPLING, require_encoders)

@@ -164,8 +164,6 @@ def test_tracker_that_fails_is_dropped_with_one_warning_and_the_others_go_on(tmp
     assert [r["cycle"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
-# a tracker that has failed is not asked for anything again, not to close its file either
-@pytest.mark.filterwarnings("ignore:unclosed file.*events.out.tfevents:ResourceWarning")
 def test_tensorboard_on_a_full_disk_is_dropped_and_rows_wait_for_room(tmp_path, no_file_grows, caplog, capfd):
     opened = open_trackers(tmp_path, tensorboard=True)
     opened.write(row(1))

@@ -216,7 +216,7 @@ def test_a_registry_refuses_a_name_twice_with_the_list():
     registry = Registry("recipe")
     registry.register("one", int)
 
-    with pytest.raises(ConfigError, match="recipe 'one' is there already, among one"):
+    with pytest.raises(ConfigError, match="recipe 'one' is already registered, among one"):
         registry.register("one")(float)
 
 

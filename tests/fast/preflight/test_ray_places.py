@@ -45,7 +45,7 @@ def test_interface_that_nobody_here_will_use_is_not_looked_at(asked, monkeypatch
     [
         (("--ray-address", "192.0.2.1:6379"), "and --ray-address 192.0.2.1:6379 joins one, which decides itself"),
         (("--ray-address", "auto"), "and --ray-address auto joins one, which decides itself"),
-        (("--local",), "speaks of Ray, and --local runs everything in this process"),
+        (("--local",), "needs Ray, and --local runs everything in this process"),
     ],
 )
 def test_authentication_of_a_ray_that_the_run_does_not_start_is_refused(refused, more, said):

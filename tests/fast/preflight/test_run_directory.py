@@ -157,7 +157,7 @@ def test_a_run_does_not_write_into_its_teacher(tmp_path):
 
 
 def test_an_empty_name_is_refused():
-    with pytest.raises(ConfigError, match="--save '' names nothing"):
+    with pytest.raises(ConfigError, match="--save '' is empty"):
         check_save(Args(save=""))
 
 
