@@ -101,7 +101,7 @@ def read_vae(path: Path) -> Vae:
 
 
 def read_clip(path: Path) -> Clip:
-    """Of its config.json. Raises ConfigError for one that transformers could not build."""
+    """Configuration of an encoder. Raises ConfigError for one that transformers could not build."""
     encoder = read_config(Clip, path)
     _require_activation(path, "hidden_act", encoder.hidden_act, encoder.hidden_act)
     _require_divides(path, "hidden_size", encoder.hidden_size, "num_attention_heads", encoder.num_attention_heads)
@@ -109,7 +109,7 @@ def read_clip(path: Path) -> Clip:
 
 
 def read_t5(path: Path) -> T5:
-    """Of its config.json. Raises ConfigError for one that transformers could not build."""
+    """Configuration of an encoder. Raises ConfigError for one that transformers could not build."""
     encoder = read_config(T5, path)
     name = encoder.feed_forward_proj
     _require_activation(path, "feed_forward_proj", name, name.removeprefix("gated-"))
@@ -118,9 +118,7 @@ def read_t5(path: Path) -> T5:
 
 def _require_activation(path: Path, argument: str, written: str, function: str) -> None:
     if function not in ACTIVATIONS:
-        raise ConfigError(
-            f"{path}: {argument} {short_repr(written)} is no activation of transformers; download it again"
-        )
+        raise ConfigError(f"{path}: {argument} {short_repr(written)} is no activation; download it again")
 
 
 def _require_divides(path: Path, whole: str, size: int, parts: str, number: int) -> None:

@@ -125,6 +125,6 @@ def require_tokenizer_class(directory: Path, entry: Sequence[Any]) -> None:
         *_ANY_TOKENIZER,
     ):
         raise ConfigError(
-            f"{path}: tokenizer_class {short_repr(plain)} is not the {wanted} that model_index.json names; its folder is "
-            "another tokenizer's, so download it again"
+            f"{path}: tokenizer_class {short_repr(plain)} is not the {wanted} that model_index.json names; "
+            "the folder is another tokenizer's, so download it again"
         )
