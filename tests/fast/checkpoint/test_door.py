@@ -215,7 +215,10 @@ def test_another_run_in_the_way_is_still_refused(saved, refused, tmp_path):
     [
         (("--load", "/no/such"), "--load /no/such: /no/such is no directory"),
         (("--load", "latest"), "--load latest: means the newest checkpoint of --save"),
-        (("--critic-load", "somewhere"), "--critic-load somewhere: a checkpoint holds all trainers of a run"),
+        (
+            ("--critic-load", "somewhere"),
+            "--critic-load somewhere: --load applies to the whole run, not to one trainer",
+        ),
         (("--allow-changed", "lr"), "--allow-changed lr requires --load CHECKPOINT"),
     ],
 )
