@@ -143,14 +143,14 @@ def test_a_trainer_computes_in_its_own_dtype_in_one_process_too(resolved):
 def test_what_only_libraries_find_wrong_with_a_checkpoint_is_one_line_and_no_run(flags, teacher, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(teacher, copy)
-    path = copy / "text_encoder" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "nonsense"}))
+    path = copy / "tokenizer_3" / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": {"type": "Nonsense"}}))
 
     status = main(flags("--local", "--hf-checkpoint", str(copy), "--save", str(tmp_path / "run")))
 
     said = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert (status, len(said)) == (2, 1), said
-    assert f"{copy}: its text encoders cannot be opened (KeyError" in said[0]
+    assert f"{copy}: its tokenizers cannot be opened (" in said[0]
     assert not (tmp_path / "run").exists()
 
 

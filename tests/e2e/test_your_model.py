@@ -75,7 +75,7 @@ def test_the_dry_run_shows_what_the_page_says_to_check(followed):
     _, (dry, _) = followed
 
     assert "1, 0.9, 0.75, 0.5 (shift 3)" in dry
-    assert re.search(r"^  lr +1e-05 +1e-05$", dry, re.MULTILINE)
+    assert re.search(r"^  lr +5e-06 +1e-05$", dry, re.MULTILINE)
     assert "images   8 x 8, 12 text tokens" in dry
     assert "samples in the run" in dry
     assert "per rank" in dry
