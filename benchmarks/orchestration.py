@@ -163,9 +163,9 @@ def bare_cycles(args):
     import torch
 
     from miles_dmd import registry
-    from miles_dmd.network.conditions import PromptTable
-    from miles_dmd.network.denoiser import Denoiser
-    from miles_dmd.network.encoding import ensure_table
+    from miles_dmd.modalities.diffusion.conditions import PromptTable
+    from miles_dmd.modalities.diffusion.denoiser import Denoiser
+    from miles_dmd.modalities.diffusion.encoding import ensure_table
     from miles_dmd.network.pretrained import load_network
     from miles_dmd.prompts import PromptSource
     from miles_dmd.training.compute import prepare_process

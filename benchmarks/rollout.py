@@ -49,8 +49,8 @@ def arguments(chosen: argparse.Namespace, *more: str):
 
 def variants(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> dict:
     """name -> engine."""
-    from miles_dmd.network.conditions import PromptTable
-    from miles_dmd.network.encoding import ensure_table
+    from miles_dmd.modalities.diffusion.conditions import PromptTable
+    from miles_dmd.modalities.diffusion.encoding import ensure_table
     from miles_dmd.prompts import PromptSource
     from miles_dmd.training.compute import choose_compute, prepare_process
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from miles_dmd.config.args import Args
 from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.pipelines.consistency import lacking
 from miles_dmd.pipelines.documents import read_json
 from miles_dmd.pipelines.weights import safetensors_parameters
 from miles_dmd.preflight.resolved import ResolvedRun
@@ -78,7 +77,7 @@ def _without_weights(run: ResolvedRun) -> str:
     """A line for each pipeline directory that a run would refuse, since it holds the configuration alone."""
     lines = ""
     for path in sorted(run.directories):
-        if missing := lacking(path, run.family):
+        if missing := run.family.lacking(path):
             lines += (
                 f"\n  {path} lacks the files of {', '.join(missing)}: counted from its configuration, and a run "
                 "refuses it until they are there"

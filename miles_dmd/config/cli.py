@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.elsewhere import nearest_flag
-from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, flags_of, per_trainer
+from miles_dmd.config.flags import ENGINE, LOSS, MODALITY, RUN, Flag, Given, flags_of, per_trainer
 from miles_dmd.config.idle import without_idle
 from miles_dmd.config.nested import NOTHING, check_nested
 from miles_dmd.config.presets import Preset, read_preset
@@ -46,6 +46,7 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
     loss_name = _plugin_name(words, preset, "loss_type", DEFAULT_LOSS_TYPE)
     engine_name = _plugin_name(words, preset, "rollout_engine", DEFAULT_ENGINE)
     loss_type, engine = registry.load("losses", loss_name), registry.load("engines", engine_name)
+    modality = registry.load("modalities", loss_type.modality)
     if preset.nested is not NOTHING:
         check_nested(preset.nested, loss_name, loss_type.plan(Args(loss_type=loss_name, hf_checkpoint="unnamed")))
     flags = flags_of(loss_name, loss_type, engine_name, engine)
@@ -56,6 +57,7 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
             **{**given.run, "loss_type": loss_name, "rollout_engine": engine_name},
             loss_options=loss_type.options(**given.loss),
             engine_options=engine.options(**given.engine),
+            modality_options=modality.options(**given.modality),
             trainers=tuple(TrainerConfig(role, dict(given.trainers.get(role, {}))) for role in loss_type.roles),
         )
 
@@ -166,7 +168,7 @@ def _given(
     for flag, value in values.items():
         if flag.scope in trainers:
             trainers[flag.scope][flag.argument] = value
-    return Given(_of(values, RUN), _of(values, LOSS), trainers, _of(values, ENGINE))
+    return Given(_of(values, RUN), _of(values, LOSS), trainers, _of(values, ENGINE), _of(values, MODALITY))
 
 
 def _with_negative_numbers(words: Sequence[str]) -> list[str]:

@@ -27,7 +27,7 @@ def _require_arguments(rollout: dict[str, Any], args: Args) -> None:
     """Sampling follows the arguments, so they must be those of the plan's ``rollout``."""
     strategy = rollout.pop("strategy")
     for name, planned in rollout.items():
-        given = getattr(args, name, None)
+        given = getattr(args, name, getattr(args.modality_options, name, None))
         if given != planned:
             raise ConfigError(
                 f"{flag_name(name)} {short_repr(given)} is not what the plan of --loss-type {args.loss_type} samples "

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from miles_dmd.contracts.engine import EngineType
     from miles_dmd.contracts.family import ModelFamily
     from miles_dmd.contracts.loss import LossType
+    from miles_dmd.contracts.modality import Modality
     from miles_dmd.contracts.role import Role
     from miles_dmd.observe.alarms import Alarm
     from miles_dmd.plan import DistillationPlan
@@ -31,6 +32,7 @@ class ResolvedRun:
     trainers: Mapping[str, Args]
     """group -> its own arguments, producers before consumers."""
     loss_type: LossType
+    modality: Modality
     family: ModelFamily
     engine: EngineType
     roles: Mapping[str, Role]

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from miles_dmd.contracts.distillation import read_distillation
 from miles_dmd.errors import ExternalDataError
+from miles_dmd.modalities.diffusion.distillation import read_distillation
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.prompts import PromptSource
 from miles_dmd.run import DistillationTrainer, main, started_run

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from miles_dmd.contracts.reports import SampleStatistics
-from miles_dmd.grids import SampleGrids
+from miles_dmd.modalities.diffusion.grids import SampleGrids
 
 TEACHER = {"num_inference_steps": 28, "guidance_scale": 4.5}
 

@@ -3,4 +3,4 @@
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.sampling.strategies import FEW_STEP
 
-engine = EngineType(build="miles_dmd.engines.inprocess.sampler:build", rollouts=FEW_STEP)
+engine = EngineType(builds={"diffusion": "miles_dmd.engines.inprocess.sampler:build"}, rollouts=FEW_STEP)

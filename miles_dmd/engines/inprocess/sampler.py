@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from miles_dmd import registry
-from miles_dmd.contracts.engine import RolloutRequest
-from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError
-from miles_dmd.network.conditions import PromptTable
-from miles_dmd.network.denoiser import Denoiser
-from miles_dmd.network.few_step import Stopped, sample_until
+from miles_dmd.modalities.diffusion.batch import DenoisingBatch
+from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.denoiser import Denoiser
+from miles_dmd.modalities.diffusion.family import diffusion_family
+from miles_dmd.modalities.diffusion.few_step import Stopped, sample_until
+from miles_dmd.modalities.diffusion.options import diffusion_options
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.sampling.partition import micro_batches
@@ -46,7 +46,7 @@ class InProcessEngine:
         self.version = 0
         self.asleep = False
 
-    def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
+    def generate(self, requests: Sequence[DenoisingRequest]) -> DenoisingBatch:
         stopped = self._run(requests, [request.stop_step for request in requests])
         return DenoisingBatch(
             ids=tuple(request.sample_id for request in requests),
@@ -59,11 +59,11 @@ class InProcessEngine:
             run_seed=self.run_seed,
         )
 
-    def sample(self, requests: Sequence[RolloutRequest]) -> Tensor:
+    def sample(self, requests: Sequence[DenoisingRequest]) -> Tensor:
         # the last step goes to sigma = 0, where the sample is its clean prediction
         return self._run(requests, [len(self.sigmas) - 1] * len(requests)).clean.cpu()
 
-    def _run(self, requests: Sequence[RolloutRequest], stop_steps: Sequence[int]) -> Stopped:
+    def _run(self, requests: Sequence[DenoisingRequest], stop_steps: Sequence[int]) -> Stopped:
         if self.asleep:
             raise EngineError("the rollout engine is asleep; wake it before it samples")
         parts = [
@@ -115,14 +115,13 @@ class InProcessEngine:
 def build(
     args: Args, *, compute: Compute, prompts: PromptTable, texts: Sequence[str] = (), servers: Sequence[str] = ()
 ) -> InProcessEngine:
-    family: ModelFamily = registry.load("models", args.model_family)
-    directory = args.pipeline_directory
+    family, own, directory = diffusion_family(args), diffusion_options(args), args.pipeline_directory
     network = load_network(family, directory, dtype=compute.dtype).requires_grad_(False).to(compute.device)
     return InProcessEngine(
         Denoiser(family.code(), network, compute.dtype),
         prompts,
-        sigmas=sigma_grid(args.num_inference_steps, args.shift),
-        solver=args.solver,
+        sigmas=sigma_grid(own.num_inference_steps, own.shift),
+        solver=own.solver,
         shape=family.code().latent_shape(directory, *family.resolution(args)),
         micro_batch_size=args.rollout_micro_batch_size,
         run_seed=args.seed,

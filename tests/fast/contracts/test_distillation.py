@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
-from miles_dmd.contracts.distillation import Distillation, read_distillation
 from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.errors import FormatError
+from miles_dmd.modalities.diffusion.distillation import Distillation, read_distillation
 
 STUDENT = Distillation(
     sigmas=(1.0, 0.9, 0.75, 0.5),

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from miles_dmd.contracts.distillation import Distillation, teacher_name
-from miles_dmd.contracts.model_card import model_card, usage
 from miles_dmd.contracts.reports import ExportReport
+from miles_dmd.contracts.student import teacher_name
+from miles_dmd.modalities.diffusion.distillation import Distillation
+from miles_dmd.modalities.diffusion.model_card import model_card, usage
 
 REPORT = ExportReport(dtype="fp32", change_kept=1.0, stored_dtype="bf16", stored_change_kept=0.20305)
 STUDENT = Distillation(

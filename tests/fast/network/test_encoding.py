@@ -14,8 +14,8 @@ import torch
 
 from miles_dmd import registry
 from miles_dmd.errors import ConfigError
-from miles_dmd.network import encoding
-from miles_dmd.network.conditions import PromptTable
+from miles_dmd.modalities.diffusion import encoding
+from miles_dmd.modalities.diffusion.conditions import PromptTable
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEXTS = [f"a handwritten {first} {second}" for first in WORDS for second in WORDS[:7]]
@@ -50,7 +50,7 @@ RUN = """
 import sys
 import torch
 from miles_dmd.config.cli import parse_args
-from miles_dmd.network.encoding import ensure_table
+from miles_dmd.modalities.diffusion.encoding import ensure_table
 print(ensure_table(parse_args(sys.argv[1:]), {texts!r}, torch.device("cpu")))
 """
 

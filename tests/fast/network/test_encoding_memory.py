@@ -17,7 +17,7 @@ import torch
 from miles_dmd.config.cli import parse_args
 from miles_dmd.models.sd3 import family as sd3
 from miles_dmd.models.sd3.network import truncations
-from miles_dmd.network import conditions, encoding
+from miles_dmd.modalities.diffusion import conditions, encoding
 
 ROW = 2 << 20
 

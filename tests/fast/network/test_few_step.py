@@ -9,9 +9,9 @@ from diffusers import (
     StableDiffusion3Pipeline,
 )
 
+from miles_dmd.modalities.diffusion.denoiser import Denoiser
+from miles_dmd.modalities.diffusion.few_step import sample_until
 from miles_dmd.models.sd3 import network as sd3
-from miles_dmd.network.denoiser import Denoiser
-from miles_dmd.network.few_step import sample_until
 from miles_dmd.sampling.grid import sigma_grid
 
 SHAPE = (4, 8, 8)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from miles_dmd.network.statistics import HEADROOM, extent, mean_pairwise_distance, share_beyond, statistics
+from miles_dmd.modalities.diffusion.statistics import HEADROOM, extent, mean_pairwise_distance, share_beyond, statistics
 
 
 def test_distance_is_the_root_mean_square_over_values_averaged_over_pairs():

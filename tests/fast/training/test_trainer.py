@@ -13,8 +13,8 @@ from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.errors import ExternalDataError
 from miles_dmd.local import init_single_rank
-from miles_dmd.network.conditions import PromptTable
-from miles_dmd.network.encoding import ensure_table
+from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.encoding import ensure_table
 from miles_dmd.prompts import read_prompts
 from miles_dmd.rollout import RolloutWorker
 from miles_dmd.training import trained as trained_module

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from miles_dmd.contracts.samples import Cond
 from miles_dmd.errors import ConfigError
-from miles_dmd.network.table_file import read_layout
+from miles_dmd.modalities.diffusion.batch import Cond
+from miles_dmd.modalities.diffusion.table_file import read_layout
 
 
 class PromptTable:

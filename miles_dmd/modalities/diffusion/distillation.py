@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from miles_dmd.contracts.reports import ExportReport
+from miles_dmd.contracts.student import StudentRecord
 from miles_dmd.errors import FormatError
 from miles_dmd.inputs import is_file, parse_object, read_text
 from miles_dmd.shown import printable, short_repr
@@ -17,8 +17,6 @@ from miles_dmd.validators import a, count, each, fields, number, optional, strin
 
 FORMAT = 1
 FILE_NAME = "distillation.json"
-HUB_FOLDER = "models--"
-"""huggingface_hub keeps ORG/NAME in models--ORG--NAME/snapshots/REVISION."""
 REPORT = fields({"dtype": string, "change_kept": number, "stored_dtype": string, "stored_change_kept": number})
 FIELDS = {
     "format": count,
@@ -34,33 +32,18 @@ FIELDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Distillation:
+class Distillation(StudentRecord):
     """``student_call`` and ``teacher_call`` are keyword arguments: ``pipeline(prompt, **call)`` samples rightly."""
 
     sigmas: tuple[float, ...]
     """The grid that the network sees, e.g. 1, 0.9, 0.75, 0.5; the last step goes to 0."""
     solver: str
-    teacher: str
-    """Name of the teacher's pipeline; never a path of the machine that it was distilled on."""
-    policy_version: int
-    """Updates that the student has had."""
     student_call: Mapping[str, Any]
     teacher_call: Mapping[str, Any]
-    teacher_sha256: str = ""
-    """Fingerprint of the teacher's components (pipelines/fingerprint.py); empty where nobody computed it."""
-    weights: ExportReport | None = None
-    """The dtype of the student's weights; None until they are written."""
 
     def write(self, directory: Path) -> None:
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=2, sort_keys=False)
         (directory / FILE_NAME).write_text(text + "\n", encoding="utf-8")
-
-
-def teacher_name(directory: str | Path) -> str:
-    """Name of a pipeline: the hub's where it lies in the hub's cache, else its directory's."""
-    path = Path(os.path.abspath(directory))
-    cached = next((part for part in path.parts if part.startswith(HUB_FOLDER)), "")
-    return printable(cached.removeprefix(HUB_FOLDER).replace("--", "/") or path.name)
 
 
 def read_distillation(directory: Path) -> Distillation:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from miles_dmd import seeds
-from miles_dmd.contracts.samples import DenoisingBatch
+from miles_dmd.modalities.diffusion.batch import DenoisingBatch
 
 
 def generators(batch: DenoisingBatch, purpose: str) -> list[torch.Generator]:

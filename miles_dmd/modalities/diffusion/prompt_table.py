@@ -8,6 +8,7 @@ from pathlib import Path
 
 from miles_dmd.errors import ConfigError
 from miles_dmd.inputs import exists
+from miles_dmd.modalities.diffusion.family import diffusion_family
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.shown import byte_size
 
@@ -19,7 +20,8 @@ SLACK = 1 << 20
 
 def table_bytes(run: ResolvedRun) -> int:
     """Bytes on disk of all prompts of a run, encoded, and of the negative prompt."""
-    shapes = run.family.condition_shapes(run.args.teacher_directory, run.family.text_length(run.args))
+    family = diffusion_family(run.args)
+    shapes = family.condition_shapes(run.args.teacher_directory, family.text_length(run.args))
     num_texts = len(set(run.prompts)) + 1
     return num_texts * sum(map(math.prod, shapes.values())) * BYTES[run.args.compute_dtype]
 

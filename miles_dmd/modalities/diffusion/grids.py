@@ -9,21 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miles_dmd import seeds
-from miles_dmd.contracts.distillation import Distillation
-from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.reports import SampleStatistics
-from miles_dmd.executor import GroupExecutor
 from miles_dmd.files import atomic_write_text
+from miles_dmd.modalities.diffusion.distillation import Distillation
+from miles_dmd.modalities.diffusion.options import diffusion_options
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 from miles_dmd.observe.best_effort import BestEffort
 from miles_dmd.observe.pictures import sample_grid
 from miles_dmd.plan import TrainerCounters
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
+    from miles_dmd.contracts.modality import Report
+    from miles_dmd.executor import GroupExecutor
+    from miles_dmd.preflight.resolved import ResolvedRun
 
 SEEDS_PER_PROMPT = 8
 TEACHER = "teacher.png"
 EXPORTED = "exported.png"
+
+
+def sample_grids(run: ResolvedRun, texts: Sequence[str], directory: Path, report: Report) -> SampleGrids:
+    """The grids of a run."""
+    return SampleGrids(run.args, texts, directory, run.teacher_sampling, report)
 
 
 class SampleGrids:
@@ -64,7 +72,7 @@ class SampleGrids:
         if self.texts and self.teacher and not known:
             print(f"Drawing {len(self._requests())} samples of the teacher, unless they are kept ...", flush=True)
             with executor.spans.span("pictures", group="rollout"):
-                images, measured = executor.draw_teacher(self._requests(), self.teacher)
+                images, measured = executor.show_teacher(self._requests(), self.teacher)
                 self._remember({"spread": measured.spread, "limit": measured.limit})
                 how = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in self.teacher.items())
                 self._grid(TEACHER, images, f"teacher: {how}")
@@ -83,7 +91,7 @@ class SampleGrids:
             return
         with executor.spans.span("pictures", group="rollout"):
             limit = self._reference.get("limit")
-            images, _ = executor.draw_exported(directory.resolve(), self._requests(), limit)
+            images, _ = executor.show_exported(directory.resolve(), self._requests(), limit)
             self._grid(EXPORTED, images, f"exported student ({report.dtype}) after {step} updates")
 
     def draw(self, step: int, executor: GroupExecutor) -> None:
@@ -92,9 +100,9 @@ class SampleGrids:
         self._drawn = step
         with executor.spans.span("pictures", group="rollout"):
             limit = self._reference.get("limit")
-            images, measured = executor.draw_student(self._requests(), limit)
+            images, measured = executor.show_student(self._requests(), limit)
             self._report_statistics(measured)
-            steps = self.args.num_inference_steps
+            steps = diffusion_options(self.args).num_inference_steps
             who = "student (moving average)" if executor.averages else "student"
             self._grid(f"step_{step:06d}.png", images, f"{who} after {step} updates, {steps} steps")
 
@@ -124,13 +132,13 @@ class SampleGrids:
         if state["of"] == self._of:
             self._remember(state["reference"])
 
-    def _requests(self) -> list[RolloutRequest]:
+    def _requests(self) -> list[DenoisingRequest]:
         return [
-            RolloutRequest(
+            DenoisingRequest(
                 sample_id=prompt * SEEDS_PER_PROMPT + column,
                 prompt_id=prompt,
                 seed=seeds.derive(self.args.seed, "pictures", prompt, column),
-                stop_step=self.args.num_inference_steps - 1,
+                stop_step=diffusion_options(self.args).num_inference_steps - 1,
             )
             for prompt in range(len(self.texts))
             for column in range(SEEDS_PER_PROMPT)

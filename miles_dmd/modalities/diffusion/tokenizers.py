@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from miles_dmd.contracts.family import Truncation
+from miles_dmd.modalities.diffusion.family import Truncation
 
 PIECE = 1000
 """Texts that are tokenized in one call."""

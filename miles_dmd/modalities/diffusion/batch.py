@@ -39,6 +39,11 @@ class DenoisingBatch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def weight(self) -> float:
+        """Samples: losses and metrics are means over them."""
+        return len(self.ids)
+
     def take(self, rows: Sequence[int] | range) -> DenoisingBatch:
         """The samples at ``rows``, in that order."""
         index = torch.as_tensor(list(rows), dtype=torch.long, device=self.latents.device)

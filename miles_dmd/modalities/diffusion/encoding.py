@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from miles_dmd import registry
-from miles_dmd.contracts.family import ModelFamily, Truncation
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests, fsync_path
 from miles_dmd.locks import leads_to, lock
-from miles_dmd.network.conditions import PromptTable
+from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.family import DiffusionFamily, Truncation, diffusion_family
+from miles_dmd.modalities.diffusion.options import diffusion_options
+from miles_dmd.modalities.diffusion.table_file import FORMAT, Layout, checksum, new_layout
 from miles_dmd.network.pretrained import opening
-from miles_dmd.network.table_file import FORMAT, Layout, checksum, new_layout
 from miles_dmd.observe.count import Count
 from miles_dmd.pipelines.fingerprint import fingerprint, text_components
 from miles_dmd.pipelines.weights import weight_files
@@ -38,7 +38,7 @@ from miles_dmd.shown import byte_size
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
-    from miles_dmd.contracts.family import Encode
+    from miles_dmd.modalities.diffusion.family import Encode
 
 TEXTS_A_CHUNK = 16
 """Encoded in one call, held in memory, and lost by a kill. Part of what a row is: encoders round by their batch."""
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 class Order:
     """Ingredients of a table, whose name is a hash of them all."""
 
-    family: ModelFamily
+    family: DiffusionFamily
     directory: Path
     texts: tuple[str, ...]
     """The prompts, and the negative one last."""
@@ -96,11 +96,11 @@ def ensure_table(args: Args, texts: Sequence[str], device: torch.device) -> Path
 
     Says in one line, also of a table that was there, how many prompts are longer than their encoders read.
     """
-    family: ModelFamily = registry.load("models", args.model_family)
+    family = diffusion_family(args)
     order = Order(
         family,
         args.teacher_directory,
-        (*texts, args.negative_prompt),
+        (*texts, diffusion_options(args).negative_prompt),
         family.text_length(args),
         {"fp32": torch.float32, "bf16": torch.bfloat16}[args.compute_dtype],
         Path(args.cache_dir).expanduser(),

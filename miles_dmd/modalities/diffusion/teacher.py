@@ -14,14 +14,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from miles_dmd import registry
 from miles_dmd.contracts.engine import RolloutRequest
-from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.errors import EngineError
 from miles_dmd.files import atomic_write_bytes, digest_file, digests
-from miles_dmd.network.conditions import PromptTable
-from miles_dmd.network.denoiser import Denoiser
-from miles_dmd.network.guided import sample_guided
+from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.denoiser import Denoiser
+from miles_dmd.modalities.diffusion.family import DiffusionFamily, diffusion_family
+from miles_dmd.modalities.diffusion.guided import sample_guided
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.observe.count import Count
 from miles_dmd.pipelines.weights import weight_files
@@ -46,7 +45,7 @@ def teacher_samples(
     ``sampling`` has ``num_inference_steps`` and ``guidance_scale``, as a loss type's ``teacher_sampling`` tells them.
     The network is there only meanwhile.
     """
-    family, directory = registry.load("models", args.model_family), args.teacher_directory
+    family, directory = diffusion_family(args), args.teacher_directory
     kept = _kept(args, family, directory, requests, sampling, shape, prompts)
     with contextlib.suppress(OSError, SafetensorError, KeyError):  # not there, or not whole
         return load(kept.read_bytes())["latents"]
@@ -80,7 +79,7 @@ def teacher_samples(
 
 def _kept(
     args: Args,
-    family: ModelFamily,
+    family: DiffusionFamily,
     directory: Path,
     requests: Sequence[RolloutRequest],
     sampling: Mapping[str, Any],

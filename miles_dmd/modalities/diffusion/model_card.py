@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from miles_dmd.contracts.distillation import FILE_NAME, Distillation
+from miles_dmd.modalities.diffusion.distillation import FILE_NAME, Distillation
 
 CARD_NAME = "README.md"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

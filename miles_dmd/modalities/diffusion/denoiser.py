@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from miles_dmd.contracts.family import FamilyCode
-from miles_dmd.contracts.samples import Cond
 from miles_dmd.equations import standard_cfg, velocity_to_x0
+from miles_dmd.modalities.diffusion.batch import Cond
+from miles_dmd.modalities.diffusion.family import DiffusionCode
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Denoiser:
     Noise levels are always sigma in [0, 1], never a timestep index, so that no two schedulers can disagree on it.
     """
 
-    family: FamilyCode
+    family: DiffusionCode
     network: nn.Module
     compute_dtype: torch.dtype = torch.float32
 
