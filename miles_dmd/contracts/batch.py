@@ -25,6 +25,11 @@ class Batch(Protocol):
         ...
 
     @property
+    def run_seed(self) -> int:
+        """With a sample's id, the root of all randomness that is about this sample."""
+        ...
+
+    @property
     def weight(self) -> float:
         """Units that losses and metrics are means over: samples, or valid tokens."""
         ...

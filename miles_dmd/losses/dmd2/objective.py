@@ -21,9 +21,9 @@ from miles_dmd.equations import (
 )
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import Options
-from miles_dmd.modalities.diffusion import noise
 from miles_dmd.modalities.diffusion.batch import DenoisingBatch
 from miles_dmd.modalities.diffusion.denoiser import Denoiser
+from miles_dmd.network import noise
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.loss import Objective, Scorer

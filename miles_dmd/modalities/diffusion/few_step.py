@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from miles_dmd.equations import consistency_renoise_step, ode_euler_step, velocity_to_x0
-from miles_dmd.modalities.diffusion import noise
 from miles_dmd.modalities.diffusion.batch import Cond
 from miles_dmd.modalities.diffusion.denoiser import Denoiser
+from miles_dmd.network import noise
 
 Solver = Literal["renoise", "euler"]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from miles_dmd.equations import ode_euler_step
-from miles_dmd.modalities.diffusion import noise
 from miles_dmd.modalities.diffusion.batch import Cond
 from miles_dmd.modalities.diffusion.denoiser import Denoiser
+from miles_dmd.network import noise
 
 
 @torch.no_grad()

@@ -6,15 +6,16 @@ import shutil
 import pytest
 import torch
 
-from miles_dmd import registry, teacher
-from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd import registry
+from miles_dmd.modalities.diffusion import teacher
 from miles_dmd.modalities.diffusion.conditions import PromptTable
 from miles_dmd.modalities.diffusion.encoding import ensure_table
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 from miles_dmd.prompts import read_prompts
 from miles_dmd.training.compute import choose_compute
 
 SAMPLING = {"num_inference_steps": 6, "guidance_scale": 2.5}
-REQUESTS = [RolloutRequest(sample_id=n, prompt_id=n % 10, seed=50 + n, stop_step=3) for n in range(3)]
+REQUESTS = [DenoisingRequest(sample_id=n, prompt_id=n % 10, seed=50 + n, stop_step=3) for n in range(3)]
 
 
 @pytest.fixture
