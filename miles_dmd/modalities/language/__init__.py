@@ -1,0 +1,1 @@
+"""Language models: token batches, sampling, teacher scores, prompts."""
