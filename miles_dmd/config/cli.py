@@ -48,7 +48,8 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
     loss_type, engine = registry.load("losses", loss_name), registry.load("engines", engine_name)
     modality = registry.load("modalities", loss_type.modality)
     if preset.nested is not NOTHING:
-        check_nested(preset.nested, loss_name, loss_type.plan(Args(loss_type=loss_name, hf_checkpoint="unnamed")))
+        unnamed = Args(loss_type=loss_name, hf_checkpoint="unnamed", teacher_checkpoint="unnamed")
+        check_nested(preset.nested, loss_name, loss_type.plan(unnamed))
     flags = flags_of(loss_name, loss_type, engine_name, engine)
     from_flags = _given(words, flags, loss_name, loss_type.roles, program)
 

@@ -28,6 +28,8 @@ class Alarm:
     cure: str
     below: bool = False
     """True if small values are the bad ones."""
+    two_sided: bool = False
+    """True if values far from 0 are the bad ones, on either side."""
     series: str = ""
     """The key whose earlier values ``measure`` looks at, where it looks at earlier ones."""
 
@@ -41,6 +43,7 @@ class Alarm:
         return f"--{self.option.replace('_', '-')}"
 
     def rings(self, value: float, threshold: float) -> bool:
+        value = abs(value) if self.two_sided else value
         return value < threshold if self.below else value > threshold
 
 
@@ -129,5 +132,5 @@ class Alarms:
         logger.warning(
             "alarm %s after step %d: %s is %.4g, %s %s %g: %s",
             alarm.name, row.get("global_step", 0), alarm.metric, value,
-            "below" if alarm.below else "above", alarm.flag, threshold, alarm.cure,
+            "below" if alarm.below else "beyond" if alarm.two_sided else "above", alarm.flag, threshold, alarm.cure,
         )  # fmt: skip
