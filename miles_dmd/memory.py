@@ -36,11 +36,11 @@ def memory(run: ResolvedRun) -> tuple[list[tuple[str, ...]], str]:
     sizes = (_size(sampling), "-", "-", "-", _size(tables), _size(sampling + tables))
     rows.append(("rollout", "student", f"{number:,}", *sizes))
     note = (
-        "an estimate: without activations, gathered blocks, text encoders and VAE\n"
+        f"an estimate: without activations, gathered blocks, {run.modality.not_counted}\n"
         "  tables: fixed values that come with the network, such as positions; every rank holds them whole"
     )
     if run.args.sample_prompts:
-        note += "\n  rollout holds the teacher, too, while it draws the first grid of samples"
+        note += "\n  rollout holds the teacher, too, while it draws its first samples"
     return rows, note + _without_weights(run)
 
 
@@ -52,6 +52,8 @@ def _held(run: ResolvedRun, group: str, own: Args) -> Iterator[tuple[str, int, t
     for role in plan.roles_of(group):
         if role in fresh:
             continue  # known when it is built, and small beside a network
+        if role in checkpoints and getattr(own, checkpoints[role]) is None:
+            continue  # a server holds it
         if role in checkpoints:
             number = _parameters(run.family, getattr(own, checkpoints[role]))
             copy = COMPUTE[own.compute_dtype]
@@ -70,7 +72,7 @@ def _parameters(family: ModelFamily, pipeline: str) -> int:
     """Parameters of the network that is distilled, from its weights' headers, or without them from its config.json."""
     directory = Path(pipeline) / family.network_component
     found = safetensors_parameters(directory, family.saved_buffers)
-    return found or family.count_parameters(read_json(directory / "config.json"))
+    return found or family.count_parameters(Path(pipeline))
 
 
 def _without_weights(run: ResolvedRun) -> str:

@@ -49,7 +49,7 @@ class RolloutWorker:
         self.args, self.compute = args, compute
         modality = registry.load("losses", args.loss_type).modality
         self.modality = registry.load("modalities", modality).torch()
-        self.studio = self.modality.studio(args, compute, prompts)
+        self.studio = self.modality.studio(args, compute, prompts, texts)
         build: BuildEngine = registry.resolve(registry.load("engines", args.rollout_engine).builds[modality])
         self.engine = build(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
         self._asleep = False

@@ -146,19 +146,8 @@ class DistillationTrainer:
         with RunLogger(run, directory, num_cycles, self.resume) as logger:
             executor = GroupExecutor(run.plan, run.loss_type, started, logger.spans)
             samples = run.modality.samples(run, prompts.texts, directory / "samples", logger.note)
-            hooks = self._hooks_by_name(run.args, logger.note)
-            batches = RolloutBatches(run.args, run.modality, prompts, executor, self._ahead)
-            self.executor, self.batch_provider, self.hooks = executor, batches, [samples, *hooks.values()]
-            controller = self.build_controller()
-            best = KeepBest(run, directory / BEST_STUDENT, _beside(self.resume, BEST_STUDENT))
-            observers: dict[str, Observer] = {
-                "alarms": logger.alarms, "grids": samples, "best": best, "skips": controller.skips, "draws": batches,
-            }  # fmt: skip
-            state = RunState(executor, batches, prompts, controller, observers | remembering(hooks))
-            self.saver = saver = CheckpointSaver(run, directory, state, self.resume, sync_rows=logger.sync)
-            watch = CommitObserver(logger, best, saver, executor)
-            controller.observer, controller.rescue = watch.committed, watch.rescue
-            self._begin(state, samples)
+            controller, saver = self._composed(run, directory, executor, prompts, samples, logger)
+            self._begin(saver.state, samples)
             with self.stop.finishing_cycles() if run.args.save_interval else contextlib.nullcontext():
                 self._play(run.args, controller, logger, num_cycles)
                 saver.finish(controller.counters)
@@ -169,6 +158,30 @@ class DistillationTrainer:
             logger.finish(executor, controller)
             print(run.modality.usage(run, directory / STUDENT, student))
         return controller
+
+    def _composed(
+        self,
+        run: ResolvedRun,
+        directory: Path,
+        executor: GroupExecutor,
+        prompts: PromptSource,
+        samples: Samples,
+        logger: RunLogger,
+    ) -> tuple[DistillationTrainerController, CheckpointSaver]:
+        """The controller over all that hears of a committed cycle, and the saver of the whole run's state."""
+        hooks = self._hooks_by_name(run.args, logger.note)
+        batches = RolloutBatches(run.args, run.modality, prompts, executor, self._ahead)
+        self.executor, self.batch_provider, self.hooks = executor, batches, [samples, *hooks.values()]
+        controller = self.build_controller()
+        best = KeepBest(run, directory / BEST_STUDENT, _beside(self.resume, BEST_STUDENT))
+        observers: dict[str, Observer] = {
+            "alarms": logger.alarms, "grids": samples, "best": best, "skips": controller.skips, "draws": batches,
+        }  # fmt: skip
+        state = RunState(executor, batches, prompts, controller, observers | remembering(hooks))
+        self.saver = saver = CheckpointSaver(run, directory, state, self.resume, sync_rows=logger.sync)
+        watch = CommitObserver(logger, best, saver, executor)
+        controller.observer, controller.rescue = watch.committed, watch.rescue
+        return controller, saver
 
     def _hooks_by_name(self, args: Args, note: Callable[[Mapping[str, float]], None]) -> dict[str, Any]:
         """Hooks of the user's own in their order: those of --hook, then those given in Python."""

@@ -24,10 +24,20 @@ if TYPE_CHECKING:
     from miles_dmd.contracts.loss import LossType
 
 PROGRAM = "train_diffusion.py"
-DESCRIPTION = "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets]."
+DESCRIPTIONS = (
+    "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets].",
+    "Distil a language model into a smaller one, on what the student samples. Defaults stand in [brackets].",
+)
 DEFAULT_LOSS_TYPE, DEFAULT_ENGINE = "dmd2", "inprocess"
+DEFAULT_LOSS_TYPES = {"train_llm.py": "resopd"}
+"""program -> its default loss type, where that is another."""
 KNOWN_GROUPS = {"teacher"}
 """Groups that users speak of, whether or not an installed loss type has them."""
+
+
+def default_loss_type(program: str) -> str:
+    """The loss type of a command line that names none."""
+    return DEFAULT_LOSS_TYPES.get(program, DEFAULT_LOSS_TYPE)
 
 
 class HelpShown(SystemExit):
@@ -43,7 +53,7 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
     words = list(sys.argv[1:] if argv is None else argv)
     config = _peek(words, "--config")
     preset = read_preset(config) if config is not None else Preset()
-    loss_name = _plugin_name(words, preset, "loss_type", DEFAULT_LOSS_TYPE)
+    loss_name = _plugin_name(words, preset, "loss_type", default_loss_type(program))
     engine_name = _plugin_name(words, preset, "rollout_engine", DEFAULT_ENGINE)
     loss_type, engine = registry.load("losses", loss_name), registry.load("engines", engine_name)
     modality = registry.load("modalities", loss_type.modality)
@@ -85,8 +95,14 @@ def _refuse_overridden(given: Given, loss_type: LossType) -> None:
 
 def parser_of(flags: Mapping[str, Flag], program: str = PROGRAM) -> argparse.ArgumentParser:
     """Splits a command line into flags and their words, and prints ``--help``; values stay text."""
-    usage = f"{program} --loss-type {DEFAULT_LOSS_TYPE} --config PRESET [flags]"
-    parser = _Parser(program, usage, DESCRIPTION, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    usage = f"{program} --loss-type {default_loss_type(program)} --config PRESET [flags]"
+    parser = _Parser(
+        program,
+        usage,
+        DESCRIPTIONS[program in DEFAULT_LOSS_TYPES],
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(flag.title for flag in flags.values())}
     for flag in flags.values():
         _add(groups[flag.title], flag)

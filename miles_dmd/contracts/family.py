@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,8 @@ class ModelFamily:
     name: str
     network_component: str = ""
     """The folder of the network that is distilled; "" where the directory itself is that."""
-    shard_blocks: tuple[str, ...]
-    """Class names of the blocks that FSDP shards one by one."""
-    parameters: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]]
-    """Name -> shape of every parameter of the network, as its weight files call them, from its config.json."""
+    shard_blocks: tuple[str, ...] = ()
+    """Class names of the blocks that FSDP shards one by one; where it names none, those that the network names."""
     torch_module: str
     """Dotted name of the module that implements ``FamilyCode`` and what its modality adds to it."""
     buffer_bytes: Callable[[Mapping[str, Any]], int] = lambda config: 0
@@ -42,9 +39,13 @@ class ModelFamily:
         """The modality that it belongs to."""
         raise NotImplementedError
 
-    def count_parameters(self, config: Mapping[str, Any]) -> int:
-        """Exact number of the network's parameters, from its config.json."""
-        return sum(map(math.prod, self.parameters(config).values()))
+    def blocks(self, network: nn.Module) -> tuple[str, ...]:
+        """Class names of the blocks of ``network`` that FSDP shards one by one."""
+        return self.shard_blocks or tuple(getattr(network, "_no_split_modules", None) or ())
+
+    def count_parameters(self, directory: Path) -> int:
+        """Exact number of the network's parameters, of a directory without weights."""
+        raise NotImplementedError
 
     def require(self, directory: Path, *, weights: bool) -> None:
         """Raises ConfigError unless ``directory`` is a whole model of the family, with all ``weights`` if asked."""

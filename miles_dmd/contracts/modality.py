@@ -47,6 +47,8 @@ class Modality:
     """A frozen dataclass of the knobs that only this modality has; they become flags, ``args.modality_options``."""
     family: str
     """--model-family where none is named."""
+    strategies: frozenset[str]
+    """Rollout strategies of a plan that its samples can follow; an engine says which of them it plays."""
     code: str
     """Dotted name of the module that implements ``ModalityCode``."""
     requests: Callable[[Args, Sequence[Prompt]], Sequence[RolloutRequest]]
@@ -71,6 +73,8 @@ class Modality:
     """Alarms of these numbers; the option ``alarm_<name>`` holds the threshold of each."""
     panels: tuple[Panel, ...] = ()
     """Curves of these numbers."""
+    not_counted: str = ""
+    """Memory that the estimate leaves out, beside activations and gathered blocks."""
     harmless: frozenset[str] = frozenset()
     """Options that may differ from a checkpoint's."""
     not_built: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -157,8 +161,12 @@ class ModalityCode(Protocol):
         """A network for objectives, which computes in ``dtype``."""
         ...
 
+    def recompute(self, network: nn.Module) -> None:
+        """Have ``network`` recompute activations in the backward pass."""
+        ...
+
     def ready(self, batch: Any, prompts: Any, family: ModelFamily, device: torch.device) -> Batch:
         """A batch on ``device`` with all that objectives and scorers read."""
         ...
 
-    def studio(self, args: Args, compute: Compute, prompts: Any) -> Studio: ...
+    def studio(self, args: Args, compute: Compute, prompts: Any, texts: Sequence[str]) -> Studio: ...

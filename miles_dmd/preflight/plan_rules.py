@@ -15,7 +15,7 @@ def check_plan_is_obeyed(run: ResolvedRun) -> None:
     args, plan, engine = run.args, run.plan, run.engine
     capabilities = run.loss_type.capabilities | run.family.capabilities | engine.capabilities
     try:
-        require_runnable(plan, Support(capabilities, frozenset(engine.rollouts)))
+        require_runnable(plan, Support(capabilities, frozenset(engine.rollouts) & run.modality.strategies))
     except NotBuilt as error:
         plugins = f"--loss-type {args.loss_type} with --rollout-engine {args.rollout_engine}"
         raise ConfigError(f"{plugins} and --model-family {args.model_family}: {error}") from error

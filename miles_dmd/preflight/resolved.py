@@ -73,7 +73,8 @@ class ResolvedRun:
         for group, own in self.trainers.items():
             for argument in self.roles[group].pipelines.values():
                 flag = self.flag(group, argument) if argument in kinds(Args) else self.flag_of_teacher
-                found.setdefault(Path(getattr(own, argument)), flag)
+                if (directory := getattr(own, argument)) is not None:  # else a server holds the model
+                    found.setdefault(Path(directory), flag)
         return found
 
     def flag(self, group: str, argument: str) -> str:

@@ -73,19 +73,24 @@ class Trainer:
 
     def _open_networks(self, plan: DistillationPlan, trained: Sequence[str]) -> dict[str, Model]:
         role = registry.load("roles", self.group)
-        return {
-            name: self._open(Path(getattr(self.args, role.pipelines[name])), trains=name in trained)
+        directories = {
+            name: getattr(self.args, role.pipelines[name])
             for name in plan.roles_of(self.group)
             if name in role.pipelines  # a moving average is a role, but no network
+        }
+        return {
+            name: self._open(Path(directory), trains=name in trained)
+            for name, directory in directories.items()
+            if directory is not None  # a model that a server holds
         }
 
     def _open(self, directory: Path, *, trains: bool) -> Model:
         network = load_network(self.family, directory)
         network.requires_grad_(trains)
         if trains and self.args.gradient_checkpointing:
-            network.enable_gradient_checkpointing()  # type: ignore[operator]
+            self.modality.recompute(network)
         dtype = self.compute.dtype
-        sharded = shard(network, self.family.shard_blocks, self.mesh, dtype)
+        sharded = shard(network, self.family.blocks(network), self.mesh, dtype)
         return self.modality.model(self.family, sharded, dtype)
 
     def _fresh_modules(self, plan: DistillationPlan) -> dict[str, nn.Module]:

@@ -9,6 +9,7 @@ from miles_dmd.modalities.diffusion.options import DiffusionOptions, diffusion_o
 from miles_dmd.modalities.diffusion.requests import requests
 from miles_dmd.modalities.diffusion.rules import RULES
 from miles_dmd.modalities.diffusion.watched import ALARMS, METRICS, PANELS
+from miles_dmd.sampling.strategies import FEW_STEP
 
 IDLE = (
     Unread(
@@ -26,6 +27,7 @@ IDLE = (
 modality = Modality(
     options=DiffusionOptions,
     family="sd3",
+    strategies=frozenset(FEW_STEP),
     code="miles_dmd.modalities.diffusion.code",
     requests=requests,
     samples=sample_grids,
@@ -36,6 +38,7 @@ modality = Modality(
     rules=RULES,
     idle=IDLE,
     metrics=METRICS,
+    not_counted="text encoders and VAE",
     alarms=ALARMS,
     panels=PANELS,
     harmless=frozenset(alarm.option for alarm in ALARMS),

@@ -36,6 +36,9 @@ class DiffusionCode:
     def model(self, family: DiffusionFamily, network: nn.Module, dtype: torch.dtype) -> Denoiser:
         return Denoiser(family.code(), network, dtype)
 
+    def recompute(self, network: nn.Module) -> None:
+        network.enable_gradient_checkpointing()  # type: ignore[operator]
+
     def ready(
         self, batch: DenoisingBatch, prompts: PromptTable, family: DiffusionFamily, device: torch.device
     ) -> DenoisingBatch:
@@ -43,7 +46,7 @@ class DiffusionCode:
         uncond = prompts.unconditional(len(batch)) if family.can_guide else None
         return replace(batch.to(device), cond=prompts.lookup(batch.prompt_ids), uncond=uncond)
 
-    def studio(self, args: Args, compute: Compute, prompts: PromptTable) -> DiffusionStudio:
+    def studio(self, args: Args, compute: Compute, prompts: PromptTable, texts: Sequence[str]) -> DiffusionStudio:
         return DiffusionStudio(args, compute, prompts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from miles_dmd import registry
 from miles_dmd.contracts.family import FamilyCode, ModelFamily
 from miles_dmd.modalities.diffusion.options import diffusion_options
 from miles_dmd.pipelines import consistency
+from miles_dmd.pipelines.documents import read_json
 from miles_dmd.pipelines.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class DiffusionFamily(ModelFamily):
     check: Callable[[Path], None]
     """Raises ConfigError, ``FILE: what is wrong; cure``, for a pipeline directory whose JSON files have a value of
     another type, or do not fit each other."""
+    parameters: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]]
+    """Name -> shape of every parameter of the network, as its weight files call them, from its config.json."""
     marks: Callable[[Path], Mapping[str, Mapping[str, tuple[int, ...]]]]
     """component -> tensors and their shapes by which the weights of a pipeline directory are known to be its own; the
     distilled network is known by all of its ``parameters``."""
@@ -93,6 +97,10 @@ class DiffusionFamily(ModelFamily):
     def text_length(self, args: Args) -> int:
         """Text tokens of a run's prompts: as asked, or what the teacher's pipeline uses, by which they are encoded."""
         return diffusion_options(args).max_sequence_length or self.default_max_sequence_length(args.teacher_directory)
+
+    def count_parameters(self, directory: Path) -> int:
+        config = read_json(directory / self.network_component / "config.json")
+        return sum(map(math.prod, self.parameters(config).values()))
 
     def require(self, directory: Path, *, weights: bool) -> None:
         consistency.check_pipeline(directory, self, weights=weights)
