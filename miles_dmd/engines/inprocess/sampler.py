@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from miles_dmd.errors import EngineError
+from miles_dmd.engines.inprocess.resident import ResidentEngine
 from miles_dmd.modalities.diffusion.batch import DenoisingBatch
 from miles_dmd.modalities.diffusion.conditions import PromptTable
 from miles_dmd.modalities.diffusion.denoiser import Denoiser
@@ -19,15 +19,15 @@ from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.sampling.partition import micro_batches
-from miles_dmd.training.compute import Compute, release_cached_memory
+from miles_dmd.training.compute import Compute
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
     from miles_dmd.contracts.engine import BuildEngine
 
 
-class InProcessEngine:
-    notes: Sequence[str] = ()
+class InProcessEngine(ResidentEngine):
+    """Samples few-step rollouts."""
 
     def __init__(
         self,
@@ -41,10 +41,9 @@ class InProcessEngine:
         run_seed: int,
         device: torch.device,
     ) -> None:
+        super().__init__(model.network, device)
         self.model, self.prompts, self.sigmas, self.solver = model, prompts, tuple(sigmas), solver
-        self.shape, self.micro_batch_size, self.run_seed, self.device = shape, micro_batch_size, run_seed, device
-        self.version = 0
-        self.asleep = False
+        self.shape, self.micro_batch_size, self.run_seed = shape, micro_batch_size, run_seed
 
     def generate(self, requests: Sequence[DenoisingRequest]) -> DenoisingBatch:
         stopped = self._run(requests, [request.stop_step for request in requests])
@@ -64,8 +63,7 @@ class InProcessEngine:
         return self._run(requests, [len(self.sigmas) - 1] * len(requests)).clean.cpu()
 
     def _run(self, requests: Sequence[DenoisingRequest], stop_steps: Sequence[int]) -> Stopped:
-        if self.asleep:
-            raise EngineError("the rollout engine is asleep; wake it before it samples")
+        self.require_awake()
         parts = [
             sample_until(
                 self.model,
@@ -80,36 +78,6 @@ class InProcessEngine:
             for rows in micro_batches(len(requests), self.micro_batch_size)
         ]
         return Stopped(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-    def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
-        own = dict(self.model.network.named_parameters())
-        seen: set[str] = set()
-        with torch.no_grad():
-            for bucket in buckets:
-                if unknown := sorted(bucket.keys() - own.keys()):
-                    raise EngineError(
-                        f"weights of version {version} name {unknown[:4]}, which the network does not have"
-                    )
-                for name, value in bucket.items():
-                    own[name].copy_(value)
-                seen |= bucket.keys()
-        if missing := sorted(own.keys() - seen):
-            raise EngineError(f"weights of version {version} lack {missing[:4]} ({len(missing)} parameters in all)")
-        self.version = version
-
-    def sleep(self) -> None:
-        self.model.network.to("cpu")
-        release_cached_memory()
-        self.asleep = True
-
-    def wake(self) -> None:
-        self.model.network.to(self.device)
-        self.asleep = False
-
-    def health(self) -> Mapping[str, str]:
-        return {"in process": ""}
-
-    def close(self) -> None: ...
 
 
 def build(

@@ -10,6 +10,7 @@ from miles_dmd.errors import ConfigError
 from miles_dmd.modalities.diffusion.family import diffusion_family
 from miles_dmd.modalities.diffusion.options import diffusion_options
 from miles_dmd.modalities.diffusion.prompt_table import check_room
+from miles_dmd.prompts import messages_of
 from miles_dmd.shown import short_repr
 
 if TYPE_CHECKING:
@@ -52,6 +53,14 @@ def check_text_length(run: ResolvedRun) -> None:
         raise ConfigError(f"--max-sequence-length {asked} is more than the stock pipeline takes; at most {longest}")
 
 
+def check_texts(run: ResolvedRun) -> None:
+    if any(messages_of(text) for text in run.prompts):
+        raise ConfigError(
+            f"--prompt-data {run.args.prompt_data}: holds messages, and images are drawn from texts; write "
+            '{"prompt": "..."} lines'
+        )
+
+
 def check_saturation(run: ResolvedRun) -> None:
     share = diffusion_options(run.args).alarm_saturation
     if share >= 1:
@@ -61,5 +70,5 @@ def check_saturation(run: ResolvedRun) -> None:
         )
 
 
-RULES = (check_teacher_sampling, check_saturation, check_pixels, check_text_length, check_room)
+RULES = (check_teacher_sampling, check_texts, check_saturation, check_pixels, check_text_length, check_room)
 """In order: what comes first makes sense of what comes after."""

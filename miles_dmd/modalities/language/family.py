@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from miles_dmd import registry
 from miles_dmd.contracts.family import FamilyCode, ModelFamily
 from miles_dmd.errors import ConfigError
+from miles_dmd.pipelines import causal
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
@@ -25,18 +26,6 @@ def language_family(args: Args) -> LanguageFamily:
 class LanguageFamily(ModelFamily):
     """The declaration of a family of transformers directories: the network, its tokenizer and its end tokens."""
 
-    check: Callable[[Path, bool], None]
-    """``check(directory, weights)`` raises ConfigError, ``FILE: what is wrong; cure``, unless it is a whole model, with
-    its weights if asked."""
-    vocabulary: Callable[[Path], Mapping[str, int]]
-    """Token -> id, of the directory's tokenizer."""
-    missing: Callable[[Path], list[str]]
-    """Parts of which only the configuration is there."""
-    identity: Callable[[Path, Path | None], str]
-    """SHA-256 over all files that make up the model; a folder, if given, remembers those of large files."""
-    max_positions: Callable[[Path], int | None]
-    """Most tokens, prompt and response together, that the network has positions for; None where it says none."""
-
     @property
     def modality(self) -> str:
         return "language"
@@ -45,24 +34,26 @@ class LanguageFamily(ModelFamily):
     def mark(self) -> str:
         return "config.json"
 
+    def count_parameters(self, directory: Path) -> int:
+        """Raises ConfigError: no formula here knows the parameters of every architecture."""
+        raise ConfigError(f"{directory} lacks its weights, from whose headers parameters are counted; download them")
+
     def require(self, directory: Path, *, weights: bool) -> None:
-        self.check(directory, weights)
+        causal.require_model(directory, weights=weights)
 
     def require_alike(self, directory: Path, other_flag: str, other: Path, known: Path | None) -> None:
         """One vocabulary: a token id means the same to student and teacher."""
-        here, there = self.vocabulary(directory), self.vocabulary(other)
-        if here != there:
-            token = next(name for name in {**here, **there} if here.get(name) != there.get(name))
-            raise ConfigError(
-                f"its tokenizer is not that of {other_flag} {other}: token {token!r} has id {here.get(token)} here and "
-                f"{there.get(token)} there; student and teacher must share one vocabulary"
-            )
+        causal.require_one_vocabulary(directory, other_flag, other)
+
+    def max_positions(self, directory: Path) -> int | None:
+        """Most tokens, prompt and response together, that the network has positions for; None where it says none."""
+        return causal.max_positions(directory)
 
     def lacking(self, directory: Path) -> list[str]:
-        return self.missing(directory)
+        return causal.lacking(directory)
 
     def fingerprint(self, directory: Path, known: Path | None) -> str:
-        return self.identity(directory, known)
+        return causal.identity(directory, known)
 
     def distilled(self, directory: Path) -> str:
         """Nothing: a distilled language model is a teacher like any other."""

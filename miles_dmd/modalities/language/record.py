@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from miles_dmd.files import digests
 from miles_dmd.inputs import is_file, parse_object, read_text
 from miles_dmd.modalities.language.options import language_options
 from miles_dmd.shown import printable
-from miles_dmd.validators import count, fields, number, optional, string
+from miles_dmd.validators import Check, count, fields, number, optional, string
 
 if TYPE_CHECKING:
     from miles_dmd.preflight.resolved import ResolvedRun
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 FILE_NAME = "distillation.json"
 REPORT = fields({"dtype": string, "change_kept": number, "stored_dtype": string, "stored_change_kept": number})
-FIELDS = {
+FIELDS: Mapping[str, Check] = {
     "format": count,
     "modality": string,
     "teacher": string,
