@@ -249,7 +249,7 @@ def agreed(group: str, reports: Sequence[TrainReport]) -> bool:
 
 
 def combined(reports: Sequence[TrainReport]) -> dict[str, float]:
-    """Means over all units of the phase; counts add up, the slowest rank tells the time."""
+    """Means over all units of the phase, whose number is ``weight``; counts add up, the slowest rank tells the time."""
     weight = math.fsum(report.weight for report in reports)
     means = {
         name: math.fsum(report.metrics[name] * report.weight for report in reports) / weight
@@ -257,6 +257,7 @@ def combined(reports: Sequence[TrainReport]) -> dict[str, float]:
     }
     return {
         **means,
+        "weight": weight,
         "nonfinite": float(sum(report.nonfinite for report in reports)),
         "seconds": max(report.seconds for report in reports),
         "peak_memory_mib": max(report.peak_memory for report in reports) / 2**20,

@@ -70,6 +70,11 @@ def plan(args: Args) -> DistillationPlan:
     return build_plan("opd", config, CAPABILITIES)
 
 
+def teacher_sampling(args: Args) -> dict[str, float]:
+    """The teacher draws texts like the student where its weights are here."""
+    return {} if args.teacher_checkpoint is None else {"temperature": 1.0}
+
+
 def check(args: Args) -> None:
     options: Options = args.loss_options
     check_options(options, {trainer.role: trainer.overrides for trainer in args.trainers})
@@ -90,6 +95,7 @@ loss_type = LossType(
     run_wide=frozenset(
         {"opd_loss", "opd_top_k", "opd_residual_baseline", "opd_importance_cap", "opd_teacher_url"},
     ),
+    teacher_sampling=teacher_sampling,
     alarms=ALARMS,
     panels=PANELS,
     headline=HEADLINE,
