@@ -9,11 +9,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from miles_dmd.errors import ExternalDataError
+from miles_dmd.modalities.diffusion.described import describe
 from miles_dmd.modalities.diffusion.distillation import read_distillation
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.prompts import PromptSource
 from miles_dmd.run import DistillationTrainer, main, started_run
-from miles_dmd.students import describe
 from miles_dmd.training.shard import local
 
 LOSSES = ("actor/loss", "critic/loss", "actor/grad_norm", "critic/grad_norm", "actor/normalizer")

@@ -9,6 +9,7 @@ from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_conf
 from miles_dmd.local import init_single_rank
 from miles_dmd.losses.dmd2 import loss_type as dmd2
 from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.described import describe
 from miles_dmd.modalities.diffusion.encoding import ensure_table
 from miles_dmd.modalities.diffusion.grids import SampleGrids
 from miles_dmd.plan import TrainerCounters
@@ -16,7 +17,6 @@ from miles_dmd.preflight.rules import resolve
 from miles_dmd.prompts import PromptSource
 from miles_dmd.rollout import RolloutWorker
 from miles_dmd.run_logger import RunLogger
-from miles_dmd.students import describe
 from miles_dmd.training.compute import choose_compute
 from miles_dmd.training.shard import local
 from miles_dmd.training.trainer import Trainer

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from miles_dmd import registry
 from miles_dmd.config.cli import parse_args
-from miles_dmd.config.flags import ENGINE, LOSS, RUN, flags_of
+from miles_dmd.config.flags import ENGINE, LOSS, MODALITY, RUN, flags_of
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import loss_type as dmd2
@@ -29,8 +29,8 @@ _spec.loader.exec_module(probes)
 ROOT = Path(__file__).parents[2]
 SGLANG = registry.load("engines", "sglang")
 FLAGS = flags_of("dmd2", dmd2, "sglang", SGLANG)
-OF_RUN = {flag.argument: flag for flag in FLAGS.values() if flag.scope in (RUN, LOSS, ENGINE)}
-OF_TRAINERS = {name: flag for name, flag in FLAGS.items() if flag.scope not in (RUN, LOSS, ENGINE)}
+OF_RUN = {flag.argument: flag for flag in FLAGS.values() if flag.scope in (RUN, LOSS, ENGINE, MODALITY)}
+OF_TRAINERS = {name: flag for name, flag in FLAGS.items() if flag.scope not in (RUN, LOSS, ENGINE, MODALITY)}
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ EFFECTS = {
     "export_dtype": shown_by("tests/e2e/test_export.py::test_the_share_is_told_and_auto_loses_nothing"),
     "ray_auth_mode": shown_by(f"{PREFLIGHT}/test_ray_places.py::test_ray_authenticates_unless_it_is_told_not_to"),
     "cpu_threads": read_by("cluster/trainer_actor"),
-    "cache_dir": shown_by("tests/fast/test_teacher.py::test_they_are_drawn_once_for_what_they_depend_on"),
+    "cache_dir": shown_by(
+        "tests/fast/modalities/diffusion/test_teacher.py::test_they_are_drawn_once_for_what_they_depend_on"
+    ),
     "sample_interval": changes("drawn", "--sample-interval 1", beside="--sample-prompts 2"),
     "sample_prompts": changes("drawn", "--sample-prompts 2"),
     "placement_timeout": read_by("cluster/run"),

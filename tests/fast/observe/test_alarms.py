@@ -9,7 +9,9 @@ import pytest
 from miles_dmd.config.args import Args
 from miles_dmd.losses.dmd2 import Options
 from miles_dmd.losses.dmd2.observed import ALARMS
-from miles_dmd.observe.alarms import GRID_ALARMS, Alarms, growth, slope
+from miles_dmd.modalities.diffusion.options import DiffusionOptions
+from miles_dmd.modalities.diffusion.watched import ALARMS as GRIDS
+from miles_dmd.observe.alarms import Alarms, growth, slope
 
 THRESHOLDS = {
     "critic_lag": 3.0, "critic_loss_slope": 0.5, "saturation": 0.01, "diversity": 0.3, "rollout_drift": 0.1,
@@ -27,7 +29,7 @@ def rows_of(**series):
 
 
 def armed(**thresholds):
-    return {alarm: (THRESHOLDS | thresholds)[alarm.name] for alarm in (*ALARMS, *GRID_ALARMS)}
+    return {alarm: (THRESHOLDS | thresholds)[alarm.name] for alarm in (*ALARMS, *GRIDS)}
 
 
 def checked(rows, window=4, **thresholds):
@@ -195,6 +197,6 @@ def test_alarm_that_is_switched_off_rings_no_more():
 
 
 def test_every_alarm_has_its_flag():
-    for alarms, arguments in ((ALARMS, Options), (GRID_ALARMS, Args)):
+    for alarms, arguments in ((ALARMS, Options), (GRIDS, DiffusionOptions)):
         for alarm in alarms:
             assert getattr(arguments, alarm.option) == THRESHOLDS[alarm.name]

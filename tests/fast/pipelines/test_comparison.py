@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.trainers import trainer_args
 from miles_dmd.errors import ConfigError
+from miles_dmd.modalities.diffusion.described import describe
 from miles_dmd.preflight.rules import resolve
 from miles_dmd.report import run_tables
-from miles_dmd.students import describe
 
 
 def moved(file):
