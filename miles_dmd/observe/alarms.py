@@ -1,8 +1,7 @@
 """Alarms on training metrics: a number, a threshold, and what it is a sign of.
 
-A loss type declares its own, with a threshold ``alarm_<name>`` among its options; GRID_ALARMS watch the grids of
-samples of any run. A cycle's row gets ``alarm/<name>``, 0 or 1, where the number could be told; a threshold of 0
-switches an alarm off.
+Loss types and modalities declare their own, with a threshold ``alarm_<name>`` among their options. A cycle's row
+gets ``alarm/<name>``, 0 or 1, where the number could be told; a threshold of 0 switches an alarm off.
 """
 
 from __future__ import annotations
@@ -92,24 +91,6 @@ def slope(series: Sequence[float], window: int) -> float | None:
 def latest(metric: str) -> Callable[[History, int], float | None]:
     """A measure: the last cycle's value of ``metric``."""
     return lambda history, window: history.last.get(metric)
-
-
-GRID_ALARMS = (
-    Alarm(
-        "saturation",
-        "samples/saturation",
-        latest("samples/saturation"),
-        "samples leave the data's range: less guidance, or an earlier checkpoint",
-    ),
-    Alarm(
-        "diversity",
-        "samples/diversity",
-        latest("samples/diversity"),
-        "seeds of a prompt come to look alike: an earlier checkpoint, less guidance, or a lower learning rate",
-        below=True,
-    ),
-)
-"""Alarms of a run that draws grids of samples, relative to its first grid, which is the teacher's if there is one."""
 
 
 class Alarms:

@@ -62,7 +62,7 @@ class Recipe:
     """Settings of its own that become part of the objective, where they are set."""
 
     def build(self, config: Any) -> DistillationPlan:
-        """``config`` is a mapping or has attributes; keys are SETTINGS, ``<group>_model_path``, ``objective_settings``."""
+        """``config`` is a mapping or has attributes; keys: SETTINGS, ``<group>_model_path``, ``objective_settings``."""
         known = f"of recipe {self.name!r}"
         name = choice(f"profile {known}", read(config, "profile", next(iter(self.profiles))), self.profiles)
         rollout = choice(f"rollout_strategy {known}", read(config, "rollout_strategy", self.rollouts[0]), self.rollouts)

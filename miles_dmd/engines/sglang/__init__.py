@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from miles_dmd import registry
 from miles_dmd.config.values import Natural, OwnPath, Positive, Ranks, ReadPath, Threads
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
 from miles_dmd.engines.sglang.server_flags import require_one_device, words
 from miles_dmd.errors import ConfigError
+from miles_dmd.modalities.diffusion.family import diffusion_family
 from miles_dmd.sampling.strategies import FEW_STEP
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
-    from miles_dmd.contracts.family import ModelFamily
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,7 @@ def check(args: Args) -> None:
     words(options.sglang_args)
     require_one_device(options.sglang_args, args.device)
     own = {trainer.role: trainer.overrides for trainer in args.trainers}.get("actor", {})
-    family: ModelFamily = registry.load("models", args.model_family)
+    family = diffusion_family(args)
     directory = Path(str(own.get("hf_checkpoint", args.hf_checkpoint)))  # the student's
     served(args.model_family).text_length(directory, family.text_length(args))
 
@@ -106,7 +105,7 @@ def num_servers(args: Args) -> int:
 
 
 engine = EngineType(
-    build="miles_dmd.engines.sglang.sampler:build",
+    builds={"diffusion": "miles_dmd.engines.sglang.sampler:build"},
     rollouts=FEW_STEP,
     options=Options,
     check=check,

@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from miles_dmd import registry
-from miles_dmd.contracts.engine import RolloutRequest
-from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.engines.sglang import Options, weights
 from miles_dmd.engines.sglang.client import Client
 from miles_dmd.engines.sglang.encoders import Encoders
@@ -24,7 +20,11 @@ from miles_dmd.engines.sglang.folders import OwnFolder, sweep, weights_root
 from miles_dmd.engines.sglang.probe import MODULE, take_sample
 from miles_dmd.engines.sglang.wire import Sample, Sampling
 from miles_dmd.errors import EngineError, EngineRefused, EngineUnavailable
-from miles_dmd.network.conditions import PromptTable
+from miles_dmd.modalities.diffusion.batch import DenoisingBatch
+from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.family import diffusion_family
+from miles_dmd.modalities.diffusion.options import diffusion_options
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 from miles_dmd.pipelines.weights import stored_tensors
 from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.training.compute import DTYPES, Compute
@@ -62,7 +62,7 @@ class SGLangEngine:
 
     # -- sampling ---------------------------------------------------------------------------------------------------
 
-    def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
+    def generate(self, requests: Sequence[DenoisingRequest]) -> DenoisingBatch:
         samples = self._samples(requests, [request.stop_step for request in requests])
         sigmas = torch.tensor([self.sampling.sigmas[request.stop_step] for request in requests])
         return DenoisingBatch(
@@ -76,12 +76,12 @@ class SGLangEngine:
             run_seed=self.args.seed,
         )
 
-    def sample(self, requests: Sequence[RolloutRequest]) -> Tensor:
+    def sample(self, requests: Sequence[DenoisingRequest]) -> Tensor:
         # the last step goes to sigma = 0, where the sample is its clean prediction
         last = len(self.sampling.sigmas) - 1
         return torch.stack([sample.clean for sample in self._samples(requests, [last] * len(requests))])
 
-    def _samples(self, requests: Sequence[RolloutRequest], stop_steps: Sequence[int]) -> list[Sample]:
+    def _samples(self, requests: Sequence[DenoisingRequest], stop_steps: Sequence[int]) -> list[Sample]:
         if bad := [k for k in stop_steps if not 0 <= k < len(self.sampling.sigmas)]:
             raise ValueError(f"stop steps {bad} lie outside [0, {len(self.sampling.sigmas) - 1}]")
         while True:
@@ -94,7 +94,7 @@ class SGLangEngine:
         self.forwards += sum(sample.forwards for sample in samples)
         return samples
 
-    def _drawn(self, requests: Sequence[RolloutRequest], stop_steps: Sequence[int], version: int) -> list[Sample]:
+    def _drawn(self, requests: Sequence[DenoisingRequest], stop_steps: Sequence[int], version: int) -> list[Sample]:
         threads = ThreadPoolExecutor(max(len(self.fleet.admitted), 1) * self.options.sglang_concurrency)
         try:
             futures: list[Future[Sample]] = [
@@ -105,7 +105,7 @@ class SGLangEngine:
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
 
-    def _one(self, request: RolloutRequest, stop_step: int, version: int) -> Sample:
+    def _one(self, request: DenoisingRequest, stop_step: int, version: int) -> Sample:
         """From some server; one that does not answer is evicted, and the next one is asked."""
         while True:
             with self.fleet.taken() as member:
@@ -224,14 +224,13 @@ def require_version(member: Member, sample: Sample, version: int) -> None:
 def build(
     args: Args, *, compute: Compute, prompts: PromptTable, texts: Sequence[str], servers: Sequence[str]
 ) -> SGLangEngine:
-    options: Options = args.engine_options
-    family: ModelFamily = registry.load("models", args.model_family)
-    directory = args.pipeline_directory
+    asked: Options = args.engine_options
+    family, own, directory = diffusion_family(args), diffusion_options(args), args.pipeline_directory
     sweep(weights_root(args))
     height, width = family.resolution(args)
     sampling = Sampling(
-        sigmas=sigma_grid(args.num_inference_steps, args.shift),
-        solver=args.solver,
+        sigmas=sigma_grid(own.num_inference_steps, own.shift),
+        solver=own.solver,
         height=height,
         width=width,
         shape=family.code().latent_shape(directory, height, width),
@@ -241,12 +240,12 @@ def build(
     clients = [
         Client(
             url,
-            timeout=options.sglang_timeout,
-            deadline=options.sglang_deadline,
-            connections=options.sglang_concurrency,
-            managed=not options.sglang_url,
+            timeout=asked.sglang_timeout,
+            deadline=asked.sglang_deadline,
+            connections=asked.sglang_concurrency,
+            managed=not asked.sglang_url,
         )
-        for url in options.sglang_url or servers
+        for url in asked.sglang_url or servers
     ]
     encoders = Encoders(
         directory=directory,
@@ -255,7 +254,7 @@ def build(
         texts=texts,
         prompts=prompts,
         sampling=sampling,
-        by_weights=bool(options.sglang_url) and options.verify_weights != "off",
+        by_weights=bool(asked.sglang_url) and asked.verify_weights != "off",
     )
     return SGLangEngine(args, clients, texts, sampling, encoders.require_same)
 

@@ -13,7 +13,7 @@ from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_conf
 from miles_dmd.config.values import LARGEST, Count, NonNegative, Range
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
-from miles_dmd.losses.resopd.checks import check_models, check_options
+from miles_dmd.losses.resopd.checks import check_options, check_top_k
 from miles_dmd.losses.resopd.names import NESTED, NOT_BUILT, OTHER_NAMES
 from miles_dmd.losses.resopd.observed import ALARMS, HEADLINE, METRICS, PANELS
 from miles_dmd.plan import DistillationPlan, build_plan
@@ -70,14 +70,20 @@ def plan(args: Args) -> DistillationPlan:
     return build_plan("opd", config, CAPABILITIES)
 
 
+def teacher_sampling(args: Args) -> dict[str, float]:
+    """The teacher draws texts like the student where its weights are here."""
+    return {} if args.teacher_checkpoint is None else {"temperature": 1.0}
+
+
 def check(args: Args) -> None:
     options: Options = args.loss_options
     check_options(options, {trainer.role: trainer.overrides for trainer in args.trainers})
-    check_models(args.hf_checkpoint, args.teacher_checkpoint, options.opd_top_k)
+    check_top_k(args, options.opd_top_k)
 
 
 loss_type = LossType(
     options=Options,
+    modality="language",
     roles=("teacher", "actor"),
     plan=plan,
     objectives={"student": "miles_dmd.losses.resopd.objective:student_loss"},
@@ -89,6 +95,7 @@ loss_type = LossType(
     run_wide=frozenset(
         {"opd_loss", "opd_top_k", "opd_residual_baseline", "opd_importance_cap", "opd_teacher_url"},
     ),
+    teacher_sampling=teacher_sampling,
     alarms=ALARMS,
     panels=PANELS,
     headline=HEADLINE,

@@ -22,7 +22,14 @@ NOT_BUILT = {
         "logprob-clamp",
     ),
     "the score gradient is built into the loss, so that there is neither a policy gradient nor a coefficient of one": (
-        *("use-policy-gradient", "use-opd", "opd-kl-coef", "kl-penalty-coef", "use-task-rewards", "advantage-estimator"),
+        *(
+            "use-policy-gradient",
+            "use-opd",
+            "opd-kl-coef",
+            "kl-penalty-coef",
+            "use-task-rewards",
+            "advantage-estimator",
+        ),
         "eps-clip",
     ),
     "a rollout takes one optimizer step and is never stale; a second step would be off-policy, which "

@@ -120,23 +120,30 @@ def _faults(scores: Scores, told_ids: Tensor, vocabulary: int) -> list[tuple[Ten
         *(_above_zero(name, getattr(scores, name)) for name in LOGPROBS),
         (
             (ids < 0) | (ids >= vocabulary),
-            lambda n: f"head id {_odd(ids[n], vocabulary)} is outside of the student's vocabulary of {vocabulary}; "
-            "student and teacher need one tokenizer",
+            lambda n: (
+                f"head id {_odd(ids[n], vocabulary)} is outside of the student's vocabulary of {vocabulary}; "
+                "student and teacher need one tokenizer"
+            ),
         ),
         (
             _duplicates(ids),
-            lambda n: f"head ids {ids[n].tolist()} name a token twice, whose mass would count twice; ask for distinct "
-            "tokens",
+            lambda n: (
+                f"head ids {ids[n].tolist()} name a token twice, whose mass would count twice; ask for distinct tokens"
+            ),
         ),
         (
             head.exp().sum(1) > 1 + MASS_SLACK,
-            lambda n: f"the head's probabilities add up to {float(head[n].exp().sum()):.6g}, more than 1; "
-            "head_logprobs must be normalised over the whole vocabulary",
+            lambda n: (
+                f"the head's probabilities add up to {float(head[n].exp().sum()):.6g}, more than 1; "
+                "head_logprobs must be normalised over the whole vocabulary"
+            ),
         ),
         (
             told_ids != scores.observed_ids,
-            lambda n: f"observed_ids has {int(told_ids[n])} where the student sampled {int(scores.observed_ids[n])}; "
-            f"{ALIGNMENT}",
+            lambda n: (
+                f"observed_ids has {int(told_ids[n])} where the student sampled {int(scores.observed_ids[n])}; "
+                f"{ALIGNMENT}"
+            ),
         ),
         *_misaligned(scores, head, observed),
     ]
@@ -154,13 +161,17 @@ def _misaligned(scores: Scores, head: Tensor, observed: Tensor) -> list[tuple[Te
     return [
         (
             hit & ((observed - in_head).abs() > SCORE_SLACK),
-            lambda n: f"{token(n)} has observed_logprobs {float(observed[n]):.6g} and, in the head, "
-            f"{float(in_head[n]):.6g}; {ALIGNMENT}",
+            lambda n: (
+                f"{token(n)} has observed_logprobs {float(observed[n]):.6g} and, in the head, "
+                f"{float(in_head[n]):.6g}; {ALIGNMENT}"
+            ),
         ),
         (
             ~hit & (observed > least + SCORE_SLACK),
-            lambda n: f"{token(n)} is not in the head and has observed_logprobs {float(observed[n]):.6g}, above the "
-            f"head's least, {float(least[n]):.6g}; the head must be the teacher's top-k, or {ALIGNMENT}",
+            lambda n: (
+                f"{token(n)} is not in the head and has observed_logprobs {float(observed[n]):.6g}, above the "
+                f"head's least, {float(least[n]):.6g}; the head must be the teacher's top-k, or {ALIGNMENT}"
+            ),
         ),
     ]
 
@@ -169,8 +180,11 @@ def _not_finite(name: str, value: Tensor, *, allow_none: bool) -> tuple[Tensor, 
     wrong = ~torch.isfinite(value)
     if allow_none:
         wrong &= value != -torch.inf  # a head that holds all of the mass leaves no tail
-    return wrong, lambda n: (
-        f"{name} is {_of(value, wrong, n)}; the teacher's answer is broken (weights, precision, or an aborted request)"
+    return (
+        wrong,
+        lambda n: (
+            f"{name} is {_of(value, wrong, n)}; the teacher's answer is broken (weights, precision, or an aborted request)"
+        ),
     )
 
 

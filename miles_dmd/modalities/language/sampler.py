@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
+from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.modalities.language.batch import TokenBatch
 from miles_dmd.network import noise
 
 
@@ -63,6 +66,37 @@ def sample(
     keep = (steps < lengths[:, None])[:, :longest]
     return Responses(
         tuple(lengths.tolist()), tokens[:, :longest].where(keep, 0), logprobs[:, :longest].where(keep, 0.0)
+    )
+
+
+def sampled_batch(
+    network: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    requests: Sequence[RolloutRequest],
+    *,
+    max_new_tokens: int,
+    end_ids: Sequence[int],
+    version: int,
+    run_seed: int,
+    device: torch.device,
+) -> TokenBatch:
+    """The responses to ``requests``, with their prompts, which ``prompts`` holds by prompt id."""
+    asked = [list(prompts[request.prompt_id]) for request in requests]
+    seeds = [request.seed for request in requests]
+    found = sample(network, asked, seeds=seeds, max_new_tokens=max_new_tokens, end_ids=end_ids, device=device)
+    whole = [
+        torch.tensor([*prompt, *response[:length]])
+        for prompt, response, length in zip(asked, found.tokens.tolist(), found.lengths, strict=True)
+    ]
+    return TokenBatch(
+        ids=tuple(request.sample_id for request in requests),
+        prompt_ids=tuple(request.prompt_id for request in requests),
+        prompt_lengths=tuple(map(len, asked)),
+        response_lengths=found.lengths,
+        tokens=pad_sequence(whole, batch_first=True),
+        logprobs=found.logprobs,
+        policy_version=version,
+        run_seed=run_seed,
     )
 
 

@@ -98,9 +98,15 @@ WRONG = {
         ["sample 40, response position 1", "head_logprobs is -inf", "(the first of 2)"],
     ),
     "P4 tail": (put("tail_logprobs", (2, 1), torch.inf), ["sample 42, response position 1", "tail_logprobs is inf"]),
-    "P5": (put("observed_logprobs", (2, 1), 0.5), ["sample 42, response position 1", "observed_logprobs is 0.5", "not"]),
+    "P5": (
+        put("observed_logprobs", (2, 1), 0.5),
+        ["sample 42, response position 1", "observed_logprobs is 0.5", "not"],
+    ),
     "P6": (put("head_logprobs", (1, 0), -0.1), ["sample 41, response position 0", "add up to 2.71", "normalised"]),
-    "P7 negative": (put("head_ids", (0, 2, 1), -1), ["sample 40, response position 2", "head id -1", "vocabulary of 11"]),
+    "P7 negative": (
+        put("head_ids", (0, 2, 1), -1),
+        ["sample 40, response position 2", "head id -1", "vocabulary of 11"],
+    ),
     "P7 beyond": (put("head_ids", (0, 2, 1), V), ["head id 11", "one tokenizer"]),
     "P8": (put("head_ids", (1, 0), 4), ["sample 41, response position 0", "[4, 4, 4] name a token twice", "distinct"]),
     "P9": (
