@@ -1,27 +1,123 @@
-"""Temporary objective."""
+"""The student's loss on the teacher's scores of its own tokens, and the teacher's scorer. All arithmetic is fp32."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+
+from miles_dmd import registry
 from miles_dmd.contracts.loss import LossOutput
+from miles_dmd.equations import tokens
+from miles_dmd.equations.tokens import Buckets
+from miles_dmd.losses.resopd import Options
+from miles_dmd.losses.resopd.payload import Scores, teacher_scores_of
+from miles_dmd.modalities.language.batch import TokenBatch
+from miles_dmd.modalities.language.model import LanguageModel
 from miles_dmd.modalities.language.scores import teacher_scores
 
+if TYPE_CHECKING:
+    from miles_dmd.contracts.loss import Objective, Scorer
 
-def student_loss(models, batch, external, options):
+
+def student_loss(
+    models: Mapping[str, LanguageModel],
+    batch: TokenBatch,
+    external: Mapping[str, Mapping[str, Tensor]],
+    options: Options,
+) -> LossOutput:
+    """Mean over the valid response tokens of the loss that --opd-loss names.
+
+    Raises ScoresError for scores that cannot be the teacher's of these tokens.
+    """
     logits = models["student"].response_logits(batch)
-    told = external["teacher"]
-    mask = batch.mask
-    ids = told["head_ids"].to(logits.device)[mask].long()
-    q = told["head_logprobs"][mask]
-    tq = told["tail_logprobs"][mask]
-    logp = logits.float().log_softmax(-1)
-    p = logp.gather(1, ids)
-    tail = logp.scatter(1, ids, -torch.inf).logsumexp(-1)
-    kl = (p.exp() * (p - q)).sum(-1) + tail.exp() * (tail - tq)
-    zero = torch.zeros(())
-    from miles_dmd.losses.resopd.observed import METRICS
+    told = teacher_scores_of(batch, external.get("teacher"), top_k=options.opd_top_k, vocabulary=logits.shape[-1])
+    student = tokens.bucket_logprobs(logits, told.head_ids, told.observed_ids)
+    teacher = Buckets(told.head_logprobs, told.tail_logprobs, told.observed_logprobs)
+    hit = told.in_head.any(1)
+    drift = student.observed.detach() - batch.logprobs[batch.mask]
+    weight = None if options.opd_importance_cap is None else drift.exp().clamp(max=options.opd_importance_cap)
+    losses = tokens.LOSSES[options.opd_loss](
+        student, teacher, hit, residual_baseline=options.opd_residual_baseline, importance_weight=weight
+    )
+    loss = losses.mean()
+    with torch.no_grad():
+        rows = {
+            "loss": losses,
+            **_divergence(student, teacher, hit, weight),
+            **_on_policy(student, hit),
+            "opd/teacher_head_mass": teacher.head.exp().sum(1),
+            "opd/overlap": _overlap(logits, told.head_ids),
+            "opd/observed_score_gap": _score_gap(told),
+            "opd/rollout_drift": drift.abs(),
+            "opd/importance_weight": torch.ones_like(drift) if weight is None else weight,
+        }
+        metrics = {name: value.float().mean() for name, value in rows.items()}
+    return LossOutput(loss, metrics, _count_nonfinite(losses))
 
-    return LossOutput(kl.mean(), dict.fromkeys(METRICS, kl.mean().detach()), zero)
+
+def _divergence(student: Buckets, teacher: Buckets, hit: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
+    """[N] each: the reverse KL over head and tail, what the sampled token adds to it, and both, an unbiased estimate
+    of the whole reverse KL whatever is minimised."""
+    ratio = tokens.tail_log_ratio(student.tail, teacher.tail)
+    coarse = (student.head.exp() * (student.head - teacher.head)).sum(1) + student.tail.exp() * ratio
+    residual = (student.observed - teacher.observed - ratio).where(~hit, 0)
+    residual = residual if weight is None else residual * weight
+    return {
+        "opd/kl": coarse + residual,
+        "opd/kl_coarse": coarse,
+        "opd/residual": residual,
+        "opd/residual_abs": residual.abs(),
+        "opd/tail_log_ratio": ratio,
+    }
 
 
-def score(models, batch, options):
-    (model,) = models.values()
-    return teacher_scores(model, batch, options.opd_top_k)
+def _on_policy(student: Buckets, hit: Tensor) -> dict[str, Tensor]:
+    """[N] each: head hits, the probability of one, their difference, and its variance on policy."""
+    mass, tail = student.head.exp().sum(1), student.tail.exp()
+    return {
+        "opd/head_hit": hit,
+        "opd/student_head_mass": mass,
+        "opd/event": torch.where(hit, tail, -mass),
+        "opd/event_variance": mass * tail,
+    }
+
+
+def _overlap(logits: Tensor, head_ids: Tensor) -> Tensor:
+    """[N]: share of the teacher's head that is in the student's own top-k."""
+    own = logits.detach().topk(head_ids.shape[1], dim=-1).indices
+    return (own[:, :, None] == head_ids[:, None, :]).any(1).float().mean(1)
+
+
+def _score_gap(told: Scores) -> Tensor:
+    """[N]: difference between two scores that the teacher gives one token; 0 where that is not in the head."""
+    in_head = told.head_logprobs.where(told.in_head, 0).sum(1)
+    return (told.observed_logprobs - in_head).abs().where(told.in_head.any(1), 0)
+
+
+def _count_nonfinite(value: Tensor) -> Tensor:
+    return (~torch.isfinite(value.detach())).sum()
+
+
+@torch.no_grad()
+def score(models: Mapping[str, LanguageModel], batch: TokenBatch, options: Options) -> Mapping[str, Tensor]:
+    """Scores of the teacher, from its weights here or from the servers that hold it; see the modality's
+    ``teacher_scores``. Raises EngineError for a sample that no server scores."""
+    if options.opd_teacher_url:
+        found: Mapping[str, Tensor] = _served(options.opd_teacher_url, options.opd_top_k).score(batch)
+        return found
+    return teacher_scores(models["teacher_score"], batch, options.opd_top_k)
+
+
+@functools.cache
+def _served(urls: tuple[str, ...], top_k: int) -> Any:
+    """The servers' teacher, one a process: it remembers which weights they had when it was made."""
+    return registry.resolve("miles_dmd.modalities.language.served_teacher:connect")(urls, top_k=top_k)
+
+
+if TYPE_CHECKING:  # mypy compares what the loss type names as text
+    _objectives: tuple[Objective, ...] = (student_loss,)
+    _scorer: Scorer = score
