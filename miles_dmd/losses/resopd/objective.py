@@ -12,7 +12,7 @@ from torch import Tensor
 from miles_dmd import registry
 from miles_dmd.contracts.loss import LossOutput
 from miles_dmd.equations import tokens
-from miles_dmd.equations.tokens import Buckets
+from miles_dmd.equations.buckets import Buckets, bucket_logprobs
 from miles_dmd.losses.resopd import Options
 from miles_dmd.losses.resopd.payload import Scores, teacher_scores_of
 from miles_dmd.modalities.language.batch import TokenBatch
@@ -35,7 +35,7 @@ def student_loss(
     """
     logits = models["student"].response_logits(batch)
     told = teacher_scores_of(batch, external.get("teacher"), top_k=options.opd_top_k, vocabulary=logits.shape[-1])
-    student = tokens.bucket_logprobs(logits, told.head_ids, told.observed_ids)
+    student = bucket_logprobs(logits, told.head_ids, told.observed_ids)
     teacher = Buckets(told.head_logprobs, told.tail_logprobs, told.observed_logprobs)
     hit = told.in_head.any(1)
     drift = student.observed.detach() - batch.logprobs[batch.mask]
@@ -43,53 +43,18 @@ def student_loss(
     losses = tokens.LOSSES[options.opd_loss](
         student, teacher, hit, residual_baseline=options.opd_residual_baseline, importance_weight=weight
     )
-    loss = losses.mean()
     with torch.no_grad():
+        own = tokens.token_metrics(student, teacher, hit, importance_weight=weight)
         rows = {
             "loss": losses,
-            **_divergence(student, teacher, hit, weight),
-            **_on_policy(student, hit),
-            "opd/teacher_head_mass": teacher.head.exp().sum(1),
-            "opd/overlap": _overlap(logits, told.head_ids),
+            **{f"opd/{name}": value for name, value in own.items()},
+            "opd/overlap": tokens.head_overlap(logits, told.head_ids),
             "opd/observed_score_gap": _score_gap(told),
             "opd/rollout_drift": drift.abs(),
             "opd/importance_weight": torch.ones_like(drift) if weight is None else weight,
         }
         metrics = {name: value.float().mean() for name, value in rows.items()}
-    return LossOutput(loss, metrics, _count_nonfinite(losses))
-
-
-def _divergence(student: Buckets, teacher: Buckets, hit: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
-    """[N] each: the reverse KL over head and tail, what the sampled token adds to it, and both, an unbiased estimate
-    of the whole reverse KL whatever is minimised."""
-    ratio = tokens.tail_log_ratio(student.tail, teacher.tail)
-    coarse = (student.head.exp() * (student.head - teacher.head)).sum(1) + student.tail.exp() * ratio
-    residual = (student.observed - teacher.observed - ratio).where(~hit, 0)
-    residual = residual if weight is None else residual * weight
-    return {
-        "opd/kl": coarse + residual,
-        "opd/kl_coarse": coarse,
-        "opd/residual": residual,
-        "opd/residual_abs": residual.abs(),
-        "opd/tail_log_ratio": ratio,
-    }
-
-
-def _on_policy(student: Buckets, hit: Tensor) -> dict[str, Tensor]:
-    """[N] each: head hits, the probability of one, their difference, and its variance on policy."""
-    mass, tail = student.head.exp().sum(1), student.tail.exp()
-    return {
-        "opd/head_hit": hit,
-        "opd/student_head_mass": mass,
-        "opd/event": torch.where(hit, tail, -mass),
-        "opd/event_variance": mass * tail,
-    }
-
-
-def _overlap(logits: Tensor, head_ids: Tensor) -> Tensor:
-    """[N]: share of the teacher's head that is in the student's own top-k."""
-    own = logits.detach().topk(head_ids.shape[1], dim=-1).indices
-    return (own[:, :, None] == head_ids[:, None, :]).any(1).float().mean(1)
+    return LossOutput(losses.mean(), metrics, _count_nonfinite(losses))
 
 
 def _score_gap(told: Scores) -> Tensor:

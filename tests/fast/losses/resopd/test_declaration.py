@@ -114,7 +114,7 @@ def test_a_head_beyond_the_vocabulary_is_refused(refused, model_directory):
 
 
 def row(event, variance=0.2, tokens=4096, **more):
-    return {"opd/event": event, "opd/event_variance": variance, "actor/weight": tokens, **more}
+    return {"opd/head_event": event, "opd/head_event_variance": variance, "actor/weight": tokens, **more}
 
 
 @pytest.mark.parametrize(("event", "z", "rings"), [(0.0, 0.0, 0.0), (0.05, 7.155, 1.0), (-0.08, -11.45, 1.0)])
