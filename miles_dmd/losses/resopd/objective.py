@@ -1,17 +1,19 @@
-"""The student's loss on the tokens that it sampled, and the teacher's scores of them."""
+"""The student's loss on the teacher's scores of its own tokens, and the teacher's scorer. All arithmetic is fp32."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from miles_dmd import registry
 from miles_dmd.contracts.loss import LossOutput
-from miles_dmd.equations.tokens import token_loss
+from miles_dmd.equations import tokens
+from miles_dmd.equations.buckets import Buckets, bucket_logprobs
 from miles_dmd.losses.resopd import Options
-from miles_dmd.losses.resopd.observed import METRICS
 from miles_dmd.losses.resopd.payload import Scores, teacher_scores_of
 from miles_dmd.modalities.language.batch import TokenBatch
 from miles_dmd.modalities.language.model import LanguageModel
@@ -20,9 +22,6 @@ from miles_dmd.modalities.language.scores import teacher_scores
 if TYPE_CHECKING:
     from miles_dmd.contracts.loss import Objective, Scorer
 
-OVERLAP_ROWS = 64
-"""Tokens of a micro-batch at which the student's own head is looked up: it costs a pass over the vocabulary."""
-
 
 def student_loss(
     models: Mapping[str, LanguageModel],
@@ -30,61 +29,60 @@ def student_loss(
     external: Mapping[str, Mapping[str, Tensor]],
     options: Options,
 ) -> LossOutput:
-    """Mean over the valid tokens of the micro-batch of the loss --opd-loss, on the payload of the group teacher."""
+    """Mean over the valid response tokens of the loss that --opd-loss names.
+
+    Raises ScoresError for scores that cannot be the teacher's of these tokens.
+    """
     logits = models["student"].response_logits(batch)
-    scores = teacher_scores_of(batch, external.get("teacher"), top_k=options.opd_top_k, vocabulary=logits.shape[1])
-    sampled = batch.logprobs[batch.mask]
-    own, weight = _observed(logits, scores), None
-    if options.opd_importance_cap is not None:
-        weight = (own - sampled).exp().clamp_max(options.opd_importance_cap)
-    loss, rows = token_loss(
-        options.opd_loss,
-        logits,
-        scores.head_ids,
-        scores.head_logprobs,
-        scores.observed_ids,
-        scores.observed_logprobs,
-        teacher_tail_logprob=scores.tail_logprobs,
-        residual_baseline=options.opd_residual_baseline,
-        importance_weight=weight,
+    told = teacher_scores_of(batch, external.get("teacher"), top_k=options.opd_top_k, vocabulary=logits.shape[-1])
+    student = bucket_logprobs(logits, told.head_ids, told.observed_ids)
+    teacher = Buckets(told.head_logprobs, told.tail_logprobs, told.observed_logprobs)
+    hit = told.in_head.any(1)
+    drift = student.observed.detach() - batch.logprobs[batch.mask]
+    weight = None if options.opd_importance_cap is None else drift.exp().clamp(max=options.opd_importance_cap)
+    losses = tokens.LOSSES[options.opd_loss](
+        student, teacher, hit, residual_baseline=options.opd_residual_baseline, importance_weight=weight
     )
-    rows |= {
-        "observed_score_gap": _score_gap(scores),
-        "rollout_drift": (own - sampled).abs(),
-        "importance_weight": torch.ones_like(own) if weight is None else weight,
-        "overlap": _overlap(logits, scores.head_ids),
-    }
-    means = {f"opd/{name}": value.mean() for name, value in rows.items()}
-    nonfinite = (~loss.detach().isfinite()).sum()
-    nothing = loss.new_zeros(())
-    return LossOutput(loss.mean(), {name: means.get(name, nothing) for name in METRICS}, nonfinite)
+    with torch.no_grad():
+        own = tokens.token_metrics(student, teacher, hit, importance_weight=weight)
+        rows = {
+            "loss": losses,
+            **{f"opd/{name}": value for name, value in own.items()},
+            "opd/overlap": tokens.head_overlap(logits, told.head_ids),
+            "opd/observed_score_gap": _score_gap(told),
+            "opd/rollout_drift": drift.abs(),
+            "opd/importance_weight": torch.ones_like(drift) if weight is None else weight,
+        }
+        metrics = {name: value.float().mean() for name, value in rows.items()}
+    return LossOutput(losses.mean(), metrics, _count_nonfinite(losses))
 
 
-def score(models: Mapping[str, LanguageModel], batch: TokenBatch, options: Options) -> dict[str, Tensor]:
-    """The teacher's likeliest tokens, the sampled one and the mass of the others, at every response position."""
+def _score_gap(told: Scores) -> Tensor:
+    """[N]: difference between two scores that the teacher gives one token; 0 where that is not in the head."""
+    in_head = told.head_logprobs.where(told.in_head, 0).sum(1)
+    return (told.observed_logprobs - in_head).abs().where(told.in_head.any(1), 0)
+
+
+def _count_nonfinite(value: Tensor) -> Tensor:
+    return (~torch.isfinite(value.detach())).sum()
+
+
+@torch.no_grad()
+def score(models: Mapping[str, LanguageModel], batch: TokenBatch, options: Options) -> Mapping[str, Tensor]:
+    """Scores of the teacher, from its weights here or from the servers that hold it; see the modality's
+    ``teacher_scores``. Raises EngineError for a sample that no server scores."""
+    if options.opd_teacher_url:
+        found: Mapping[str, Tensor] = _served(options.opd_teacher_url, options.opd_top_k).score(batch)
+        return found
     return teacher_scores(models["teacher_score"], batch, options.opd_top_k)
 
 
-@torch.no_grad()
-def _observed(logits: Tensor, scores: Scores) -> Tensor:
-    """[N] fp32: log-prob of the sampled token under the student that trains, row by row, so that no chunk is kept."""
-    own = logits.detach().gather(1, scores.observed_ids[:, None])[:, 0].float()
-    return own - torch.stack([row.float().logsumexp(0) for row in logits.detach()])
-
-
-def _score_gap(scores: Scores) -> Tensor:
-    """[N]: difference of the teacher's two scores of the sampled token, 0 where it is not in the head."""
-    return torch.where(scores.in_head, scores.head_logprobs - scores.observed_logprobs[:, None], 0.0).abs().sum(1)
-
-
-@torch.no_grad()
-def _overlap(logits: Tensor, head_ids: Tensor) -> Tensor:
-    """[n]: share of the teacher's head that is in the student's, of the first tokens."""
-    some, theirs = logits[:OVERLAP_ROWS], head_ids[:OVERLAP_ROWS]
-    ours = some.topk(theirs.shape[1], dim=-1).indices
-    return (theirs[:, :, None] == ours[:, None, :]).any(2).float().mean(1)
+@functools.cache
+def _served(urls: tuple[str, ...], top_k: int) -> Any:
+    """The servers' teacher, one a process: it remembers which weights they had when it was made."""
+    return registry.resolve("miles_dmd.modalities.language.served_teacher:connect")(urls, top_k=top_k)
 
 
 if TYPE_CHECKING:  # mypy compares what the loss type names as text
-    _student_loss: Objective = student_loss
-    _score: Scorer = score
+    _objectives: tuple[Objective, ...] = (student_loss,)
+    _scorer: Scorer = score

@@ -8,7 +8,7 @@ from miles_dmd.observe.alarms import Alarm, History, growth
 from miles_dmd.observe.pictures import Panel
 
 KL, COARSE, HEAD_MASS = "opd/kl", "opd/kl_coarse", "opd/student_head_mass"
-EVENT, EVENT_VARIANCE, TOKENS = "opd/event", "opd/event_variance", "actor/tokens"
+EVENT, EVENT_VARIANCE, TOKENS = "opd/head_event", "opd/head_event_variance", "actor/weight"
 METRICS = (
     KL,
     COARSE,

@@ -23,6 +23,8 @@ SCORE_SLACK = 1e-3
 OBSERVED_IDS = "observed_ids"
 """Optional: the token that a score is about, as its teacher read it."""
 LOGPROBS = ("head_logprobs", "observed_logprobs", "tail_logprobs")
+Fault = tuple[Tensor, Callable[[int], str]]
+"""The wrong ones of [N] or [N, K], and a message about row n."""
 ALIGNMENT = "is the payload shifted by one? Row P + t - 1 scores response token t"
 
 
@@ -100,7 +102,7 @@ def _check_shapes(batch: TokenBatch, told: Mapping[str, Tensor], top_k: int) -> 
 
 def _check_values(batch: TokenBatch, mask: Tensor, scores: Scores, told_ids: Tensor, vocabulary: int) -> None:
     """One reading of a flag from the device where all is well."""
-    found = [(wrong, words) for wrong, words in _faults(scores, told_ids, vocabulary)]
+    found = _faults(scores, told_ids, vocabulary)
     if not torch.stack([wrong.any() for wrong, _ in found]).any():
         return
     for wrong, words in found:
@@ -112,8 +114,8 @@ def _check_values(batch: TokenBatch, mask: Tensor, scores: Scores, told_ids: Ten
             )
 
 
-def _faults(scores: Scores, told_ids: Tensor, vocabulary: int) -> list[tuple[Tensor, Callable[[int], str]]]:
-    """(which of [N] or [N, K] are wrong, a message about the row n), in the order in which one explains the next."""
+def _faults(scores: Scores, told_ids: Tensor, vocabulary: int) -> list[Fault]:
+    """In the order in which one explains the next."""
     ids, head, observed = scores.head_ids, scores.head_logprobs, scores.observed_logprobs
     return [
         *(_not_finite(name, getattr(scores, name), allow_none=name == "tail_logprobs") for name in LOGPROBS),
@@ -149,7 +151,7 @@ def _faults(scores: Scores, told_ids: Tensor, vocabulary: int) -> list[tuple[Ten
     ]
 
 
-def _misaligned(scores: Scores, head: Tensor, observed: Tensor) -> list[tuple[Tensor, Callable[[int], str]]]:
+def _misaligned(scores: Scores, head: Tensor, observed: Tensor) -> list[Fault]:
     """Faults of the sampled token's score beside the head's scores."""
     hit = scores.in_head.any(1)
     in_head = head.where(scores.in_head, 0).sum(1)
@@ -176,19 +178,15 @@ def _misaligned(scores: Scores, head: Tensor, observed: Tensor) -> list[tuple[Te
     ]
 
 
-def _not_finite(name: str, value: Tensor, *, allow_none: bool) -> tuple[Tensor, Callable[[int], str]]:
+def _not_finite(name: str, value: Tensor, *, allow_none: bool) -> Fault:
     wrong = ~torch.isfinite(value)
     if allow_none:
         wrong &= value != -torch.inf  # a head that holds all of the mass leaves no tail
-    return (
-        wrong,
-        lambda n: (
-            f"{name} is {_of(value, wrong, n)}; the teacher's answer is broken (weights, precision, or an aborted request)"
-        ),
-    )
+    cure = "the teacher's answer is broken (weights, precision, or an aborted request)"
+    return wrong, lambda n: f"{name} is {_of(value, wrong, n)}; {cure}"
 
 
-def _above_zero(name: str, value: Tensor) -> tuple[Tensor, Callable[[int], str]]:
+def _above_zero(name: str, value: Tensor) -> Fault:
     wrong = value > SLACK
     return wrong, lambda n: f"{name} is {_of(value, wrong, n)}, above 0; pass logs of probabilities, not logits"
 

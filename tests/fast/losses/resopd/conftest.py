@@ -1,4 +1,4 @@
-"""Directories of language models as the door sees them: a configuration and a tokenizer."""
+"""Refusals of on-policy distillation, and configurations of language models that the door reads."""
 
 import json
 
@@ -11,19 +11,21 @@ from miles_dmd.losses.resopd import loss_type
 
 @pytest.fixture
 def model_directory(tmp_path):
-    """Writes config.json, and a tokenizer.json if there is a ``vocab``."""
+    """Writes the config.json of a model of some vocabulary."""
 
-    def write(name, *, vocab=None, added=(), **config):
+    def write(name, vocab_size=32):
         directory = tmp_path / name
         directory.mkdir()
-        (directory / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32, **config}))
-        if vocab is not None:
-            added = [{"content": token, "id": number} for token, number in added]
-            content = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": added}
-            (directory / "tokenizer.json").write_text(json.dumps(content))
+        (directory / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": vocab_size}))
         return str(directory)
 
     return write
+
+
+def _at_the_door(words):
+    args = parse_args(words)
+    loss_type.plan(args)
+    loss_type.check(args)
 
 
 @pytest.fixture
@@ -32,9 +34,7 @@ def refused():
 
     def ask(*flags):
         with pytest.raises(ConfigError) as error:
-            args = parse_args(["--loss-type", "resopd", *flags])
-            loss_type.plan(args)
-            loss_type.check(args)
+            _at_the_door(["--loss-type", "resopd", *flags])
         assert "\n" not in str(error.value)
         return str(error.value)
 

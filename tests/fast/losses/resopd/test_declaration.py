@@ -113,47 +113,8 @@ def test_a_head_beyond_the_vocabulary_is_refused(refused, model_directory):
     assert "32" in message
 
 
-@pytest.mark.parametrize("key", ["attention_dropout", "resid_pdrop"])
-def test_a_student_with_dropout_is_refused(refused, model_directory, key):
-    student = model_directory("student", **{key: 0.1})
-
-    message = refused("--hf-checkpoint", student, "--teacher-checkpoint", model_directory("teacher"))
-
-    assert f"{key} 0.1" in message
-    assert "--hf-checkpoint" in message
-    assert "set it to 0" in message
-
-
-VOCAB = {"a": 0, "b": 1}
-
-
-@pytest.mark.parametrize(
-    ("teacher", "said"),
-    [
-        ({"vocab": {"b": 0, "a": 1}}, "token 'a' has id 0 and id 1"),
-        ({"vocab": {**VOCAB, "c": 2}}, "token 'c' has no id and id 2"),
-        ({"vocab": VOCAB, "added": [("<eos>", 2)]}, "token '<eos>' has no id and id 2"),
-    ],
-)
-def test_teachers_of_another_tokenizer_are_refused(refused, model_directory, teacher, said):
-    pair = model_directory("student", vocab=VOCAB), model_directory("teacher", **teacher)
-
-    message = refused("--hf-checkpoint", pair[0], "--teacher-checkpoint", pair[1])
-
-    assert said in message
-    assert all(path in message for path in pair)
-    assert "different tokenizers" in message
-
-
-def test_one_tokenizer_with_another_padding_of_the_vocabulary_is_welcome(model_directory):
-    pair = model_directory("student", vocab=VOCAB), model_directory("teacher", vocab=VOCAB, vocab_size=64)
-    args = parse("--hf-checkpoint", pair[0], "--teacher-checkpoint", pair[1])
-
-    loss_type.check(args)
-
-
 def row(event, variance=0.2, tokens=4096, **more):
-    return {"opd/event": event, "opd/event_variance": variance, "actor/tokens": tokens, **more}
+    return {"opd/head_event": event, "opd/head_event_variance": variance, "actor/weight": tokens, **more}
 
 
 @pytest.mark.parametrize(("event", "z", "rings"), [(0.0, 0.0, 0.0), (0.05, 7.155, 1.0), (-0.08, -11.45, 1.0)])
