@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from miles_dmd.engines.sglang.client import HEALTH_TIMEOUT, Client, Patience, nobody_listens
+from miles_dmd.client import HEALTH_TIMEOUT, Client, Patience, nobody_listens
 from miles_dmd.engines.sglang.families import Served, served
 from miles_dmd.engines.sglang.probe import Capabilities, checksum, probe, report, sampling_mismatch
 from miles_dmd.engines.sglang.wire import Sampling

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
-from miles_dmd.engines.sglang.client import HEALTH_TIMEOUT, SHOWN, Client, Patience
+from miles_dmd.client import HEALTH_TIMEOUT, SHOWN, Client, Patience
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.launch import own_environment
 from miles_dmd.errors import ConfigError, EngineError, EngineRefused

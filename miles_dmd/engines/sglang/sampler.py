@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from miles_dmd import registry
+from miles_dmd.client import Client
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.family import ModelFamily
 from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.engines.sglang import Options, weights
-from miles_dmd.engines.sglang.client import Client
 from miles_dmd.engines.sglang.encoders import Encoders
 from miles_dmd.engines.sglang.families import scheduler_directory, served
 from miles_dmd.engines.sglang.fleet import Fleet, Member, RequireEncoders, require_updates

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from miles_dmd.engines.sglang.client import Client
+from miles_dmd.client import Client
 from miles_dmd.engines.sglang.fleet import CHANGED, Member, outcomes
 from miles_dmd.engines.sglang.probe import MODULE, checksum, report
 from miles_dmd.errors import EngineError, EngineRefused

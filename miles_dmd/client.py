@@ -86,9 +86,9 @@ class Client:
         if answer.get("success") is not True:
             raise EngineRefused(f"{self.url}{path}: {answer.get('message', 'no success, and no reason')}")
 
-    def generate(self, body: Mapping[str, Any], *, patience: Patience | None = None) -> bytes:
-        """The answer to a rollout request, as it came."""
-        return self._call("POST", "/rollout/generate", body, patience).content
+    def content(self, path: str, body: Mapping[str, Any], *, patience: Patience | None = None) -> bytes:
+        """POST; the answer as it came."""
+        return self._call("POST", path, body, patience).content
 
     def close(self) -> None:
         self._http.close()
