@@ -14,7 +14,7 @@ from safetensors.torch import load
 
 from miles_dmd.client import Client
 from miles_dmd.contracts.engine import RolloutRequest
-from miles_dmd.engines.sglang import launch, weights
+from miles_dmd.engines.sglang import delivery, launch
 from miles_dmd.engines.sglang.probe import MODULE, REPORT
 from miles_dmd.engines.sglang.wire import ROLLOUT, STOP_KEY
 from miles_dmd.errors import EngineError, EngineMisanswer, EngineRefused
@@ -114,7 +114,7 @@ def test_weights_travel_either_way(open_engine, sglang_server, how):
 
 @pytest.mark.parametrize("how", ["tensor", "disk"])
 def test_weights_that_change_on_the_way_are_noticed(engine, monkeypatch, how):
-    transport = {"tensor": weights.InRequests, "disk": weights.ThroughFolder}[how]
+    transport = {"tensor": delivery.InRequests, "disk": delivery.ThroughFolder}[how]
     send = transport.send
     monkeypatch.setattr(transport, "send", lambda self, part: send(self, {k: v * 1.001 for k, v in part.items()}))
     engine.options = type(engine.options)(sglang_weights=how)
