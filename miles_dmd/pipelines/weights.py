@@ -43,12 +43,14 @@ def weight_files(directory: Path) -> list[Path]:
 def weight_entry(directory: Path) -> Path:
     """Weight index of one component, or where it has none the single file, whether or not it is there.
 
-    diffusers' components and transformers' encoders call them differently.
+    diffusers' components call them differently than transformers' encoders and language models.
     """
     for name in (WEIGHTS, ENCODER_WEIGHTS):
         if is_file(index := directory / f"{name}.index.json"):
             return index
-    return directory / (ENCODER_WEIGHTS if directory.name.startswith("text_encoder") else WEIGHTS)
+    encoder = directory.name.startswith("text_encoder")
+    language_model = is_file(directory / ENCODER_WEIGHTS) and not is_file(directory / WEIGHTS)
+    return directory / (ENCODER_WEIGHTS if encoder or language_model else WEIGHTS)
 
 
 def weight_names(index: Path) -> list[str]:
