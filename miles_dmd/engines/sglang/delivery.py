@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import heapq
 import logging
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic
 
@@ -18,6 +20,8 @@ from miles_dmd.errors import EngineError
 
 log = logging.getLogger(__name__)
 
+SAMPLED = 16
+"""Tensors of an update that are compared where not all of them are."""
 Each = Callable[[Callable[[Client], None]], None]
 """Makes a call for every server that takes the update, at once."""
 
@@ -66,6 +70,12 @@ class ThroughFolder:
 
 
 Transport = InRequests | ThroughFolder
+
+
+def sampled(names: Iterable[str], version: int) -> frozenset[str]:
+    """Some of the tensors of an update, others for each version."""
+    draw = {name: hashlib.blake2b(f"{version} {name}".encode()).digest() for name in names}
+    return frozenset(heapq.nsmallest(SAMPLED, draw, key=lambda name: draw[name]))
 
 
 class Delivery(Generic[M]):

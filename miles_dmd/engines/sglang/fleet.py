@@ -133,7 +133,7 @@ class Fleet(ABC, Generic[M]):
 
     def _is_back(self, member: M) -> None:
         # where nobody else is left, one that is being started again is waited for
-        member.client.get("/health", patience=self.impatience if self.admitted else self.patience)
+        member.client.require_health(patience=self.impatience if self.admitted else self.patience)
         self._renew(member)
         member.slept = member.compared = False
         member.version = None
@@ -157,7 +157,7 @@ class Fleet(ABC, Generic[M]):
                 self.evict(member, error)
 
     def _require_health(self, member: M) -> None:
-        member.client.get("/health", patience=self.patience)
+        member.client.require_health(patience=self.patience)
 
     def evict_changed(self, members: Iterable[M]) -> list[M]:
         """Evict and return the ``members`` whose checksum is not that of the weights that they were sent last."""

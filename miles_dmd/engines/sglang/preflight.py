@@ -70,7 +70,7 @@ def _server_version(url: str, args: Args) -> str:
         patience = Patience(HEALTH_TIMEOUT, 0.0, "")
     client = Client(url, timeout=patience.timeout, deadline=patience.deadline, connections=1)
     try:
-        client.get("/health", patience=patience)
+        client.require_health(patience=patience)
         return identify(client, served(args.model_family).pipeline, patience=patience).version
     except EngineError as error:
         raise ConfigError(f"--sglang-url {url}: no SGLang server that can be used answers there ({error})") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from miles_dmd.client import Client
-from miles_dmd.engines.sglang.delivery import Delivery, Transport
+from miles_dmd.engines.sglang.delivery import Delivery, Transport, sampled
 from miles_dmd.engines.sglang.denoiser_fleet import Denoiser
 from miles_dmd.engines.sglang.fleet import CHANGED
 from miles_dmd.engines.sglang.probe import MODULE, checksum, report
@@ -25,9 +24,6 @@ from miles_dmd.training.export import LazyTensors
 if TYPE_CHECKING:
     from miles_dmd.engines.sglang import Options
 
-SAMPLED = 16
-"""Tensors of an update that are compared where not all of them are."""
-
 # -- verification -----------------------------------------------------------------------------------------------------
 
 
@@ -37,12 +33,6 @@ def digest(value: Tensor) -> str:
     hasher.update(repr(tuple(value.shape)).encode())
     hasher.update(value.contiguous().view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()
-
-
-def sampled(names: Iterable[str], version: int) -> frozenset[str]:
-    """Some of the tensors of an update, others for each version."""
-    draw = {name: hashlib.blake2b(f"{version} {name}".encode()).digest() for name in names}
-    return frozenset(heapq.nsmallest(SAMPLED, draw, key=lambda name: draw[name]))
 
 
 def compare(client: Client, digests: Mapping[str, str], module: str = MODULE) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from miles_dmd.errors import EngineMisanswer
+from miles_dmd.errors import EngineMisanswer, EngineUnavailable
 
 GENERATE = "/generate"
 SLACK = 1e-4
@@ -170,7 +170,8 @@ def read_response(
     answer: Mapping[str, Any], prompt: Sequence[int], *, max_new_tokens: int, end_ids: Sequence[int], version: str,
     who: str,
 ) -> Response:  # fmt: skip
-    """``version`` is that of the weights that every token must be of. Raises EngineMisanswer."""
+    """``version`` names the weights that every token must be of. Raises EngineMisanswer; EngineUnavailable where they
+    are others, as those of a server that was restarted."""
     meta = _finished(answer, who)
     _require_length(meta, "prompt_tokens", len(prompt), who)
     tokens, entries = answer.get("output_ids"), meta.get("output_token_logprobs")
@@ -179,7 +180,7 @@ def read_response(
     _require_end(tokens, meta["finish_reason"], max_new_tokens, end_ids, who)
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version")}]
     if other := sorted({str(span.get("version")) for span in spans} - {version}):
-        raise EngineMisanswer(f"{who}: sampled with weights {', '.join(other)}, and the run's are {version}")
+        raise EngineUnavailable(f"{who}: sampled with weights {', '.join(other)}, and the run's are {version}")
     logprobs = _tensor([entry[0] for entry in entries], "output_token_logprobs", who)
     _require_logprobs(logprobs, "response", who)
     return Response(tuple(tokens), tuple(logprobs.tolist()))
