@@ -1,4 +1,4 @@
-"""SGLang rollout engine: diffusion servers that the run starts, or that are there already.
+"""SGLang rollout engine: servers that the run starts, or that are there already.
 
 HTTP only; sglang is never imported here. It pins its own torch, so it lives in an environment of its own.
 """
@@ -16,7 +16,7 @@ from miles_dmd.config.values import Natural, OwnPath, Positive, Ranks, ReadPath,
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
-from miles_dmd.engines.sglang.server_flags import require_one_device, words
+from miles_dmd.engines.sglang.server_flags import LANGUAGE, require_one_device, words
 from miles_dmd.errors import ConfigError
 from miles_dmd.sampling.strategies import FEW_STEP
 
@@ -61,6 +61,24 @@ class Options:
 
 def check(args: Args) -> None:
     options: Options = args.engine_options
+    _check_servers(options)
+    words(options.sglang_args)
+    require_one_device(options.sglang_args, args.device)
+    own = {trainer.role: trainer.overrides for trainer in args.trainers}.get("actor", {})
+    family: ModelFamily = registry.load("models", args.model_family)
+    directory = Path(str(own.get("hf_checkpoint", args.hf_checkpoint)))  # the student's
+    served(args.model_family).text_length(directory, family.text_length(args))
+
+
+def check_language(args: Args) -> None:
+    """Rules of servers of language models."""
+    options: Options = args.engine_options
+    _check_servers(options)
+    words(options.sglang_args, LANGUAGE)
+    require_one_device(options.sglang_args, args.device, LANGUAGE)
+
+
+def _check_servers(options: Options) -> None:
     for url in options.sglang_url:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -77,12 +95,6 @@ def check(args: Args) -> None:
             f"--sglang-python {options.sglang_python}: there is no such program; scripts/setup_sglang_cpu.sh makes the "
             "environment"
         )
-    words(options.sglang_args)
-    require_one_device(options.sglang_args, args.device)
-    own = {trainer.role: trainer.overrides for trainer in args.trainers}.get("actor", {})
-    family: ModelFamily = registry.load("models", args.model_family)
-    directory = Path(str(own.get("hf_checkpoint", args.hf_checkpoint)))  # the student's
-    served(args.model_family).text_length(directory, family.text_length(args))
 
 
 def _refuse_for_attached(options: Options) -> None:

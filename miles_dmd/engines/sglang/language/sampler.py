@@ -13,7 +13,8 @@ from torch import Tensor
 from miles_dmd.client import Client, Patience
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.engines.sglang.delivery import Delivery
-from miles_dmd.engines.sglang.fleet_engine import ServedEngine
+from miles_dmd.engines.sglang.fleet_engine import ServedEngine, clients_of
+from miles_dmd.engines.sglang.folders import sweep, weights_root
 from miles_dmd.engines.sglang.language import weights
 from miles_dmd.engines.sglang.language.fleet import TokenFleet, TokenServer
 from miles_dmd.errors import EngineError, EngineUnavailable
@@ -122,6 +123,21 @@ class TokenEngine(ServedEngine[TokenServer]):
                 break
         for member in self.fleet.members:
             member.compared = False  # with weights of the run's own
+
+
+def open_engine(
+    args: Args, servers: Sequence[str], prompts: Sequence[Sequence[int]], *, end_ids: Sequence[int], max_new_tokens: int
+) -> TokenEngine:
+    """``prompts``: token ids by prompt id. Raises EngineError for a server that cannot be used."""
+    sweep(weights_root(args))
+    return TokenEngine(
+        args,
+        clients_of(args.engine_options, servers),
+        prompts,
+        directory=args.pipeline_directory,
+        end_ids=end_ids,
+        max_new_tokens=max_new_tokens,
+    )
 
 
 def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
