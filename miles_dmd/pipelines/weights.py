@@ -43,7 +43,7 @@ def weight_files(directory: Path) -> list[Path]:
 def weight_entry(directory: Path) -> Path:
     """Weight index of one component, or where it has none the single file, whether or not it is there.
 
-    diffusers' components and transformers' encoders call them differently.
+    diffusers' components call them differently than transformers' encoders and language models.
     """
     for name in (WEIGHTS, ENCODER_WEIGHTS):
         if is_file(index := directory / f"{name}.index.json"):

@@ -12,10 +12,10 @@ import torch
 from processes import wait_for, writing_to
 from safetensors.torch import load
 
-from miles_dmd.engines.sglang import launch, weights
-from miles_dmd.engines.sglang.client import Client
+from miles_dmd.client import Client
+from miles_dmd.engines.sglang import delivery, launch
 from miles_dmd.engines.sglang.probe import MODULE, REPORT
-from miles_dmd.engines.sglang.wire import STOP_KEY
+from miles_dmd.engines.sglang.wire import ROLLOUT, STOP_KEY
 from miles_dmd.errors import EngineError, EngineMisanswer, EngineRefused
 from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 from miles_dmd.observe.metrics import read_metrics
@@ -71,7 +71,7 @@ def test_server_refuses_a_step_that_the_sampler_does_not_have(sglang_server, eng
     body = body_of(engine, {"diffusers_kwargs": {STOP_KEY: stop_step}})
 
     with pytest.raises(EngineRefused, match=rf"miles_dmd: stop step {stop_step} lies outside \[0, 3\]"):
-        client_of(sglang_server.url).generate(body)
+        client_of(sglang_server.url).content(ROLLOUT, body)
 
 
 def body_of(engine, extra):
@@ -85,7 +85,7 @@ def body_of(engine, extra):
 
 def test_ordinary_request_is_answered_as_ever(engine, sglang_server):
     """A whole trajectory and an image, whose latents are those of the stopped samples."""
-    (answer,) = msgpack.unpackb(client_of(sglang_server.url).generate(body_of(engine, {})))
+    (answer,) = msgpack.unpackb(client_of(sglang_server.url).content(ROLLOUT, body_of(engine, {})))
 
     stopped = engine.generate([DenoisingRequest(0, 0, 3, stop) for stop in range(STEPS)])
 
@@ -114,7 +114,7 @@ def test_weights_travel_either_way(open_engine, sglang_server, how):
 
 @pytest.mark.parametrize("how", ["tensor", "disk"])
 def test_weights_that_change_on_the_way_are_noticed(engine, monkeypatch, how):
-    transport = {"tensor": weights.InRequests, "disk": weights.ThroughFolder}[how]
+    transport = {"tensor": delivery.InRequests, "disk": delivery.ThroughFolder}[how]
     send = transport.send
     monkeypatch.setattr(transport, "send", lambda self, part: send(self, {k: v * 1.001 for k, v in part.items()}))
     engine.options = type(engine.options)(sglang_weights=how)
@@ -163,7 +163,7 @@ def test_server_that_sleeps_says_so(engine, sglang_server):
     engine.sleep()
     try:
         with pytest.raises(EngineRefused, match="sleeping"):
-            client_of(sglang_server.url).generate(body_of(engine, {}))
+            client_of(sglang_server.url).content(ROLLOUT, body_of(engine, {}))
     finally:
         engine.wake()
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from processes import named, wait_for, writing_to
 
-from miles_dmd.engines.sglang.client import Client
+from miles_dmd.client import Client
 from miles_dmd.engines.sglang.probe import REPORT
 from miles_dmd.errors import EngineError
 from miles_dmd.observe.metrics import read_metrics

@@ -1,4 +1,4 @@
-"""SGLang rollout engine: diffusion servers that the run starts, or that are there already.
+"""SGLang rollout engine: servers that the run starts, or that are there already.
 
 HTTP only; sglang is never imported here. It pins its own torch, so it lives in an environment of its own.
 """
@@ -15,9 +15,10 @@ from miles_dmd.config.values import Natural, OwnPath, Positive, Ranks, ReadPath,
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
-from miles_dmd.engines.sglang.server_flags import require_one_device, words
+from miles_dmd.engines.sglang.server_flags import LANGUAGE, require_one_device, words
 from miles_dmd.errors import ConfigError
 from miles_dmd.modalities.diffusion.family import diffusion_family
+from miles_dmd.modalities.language.options import LanguageOptions
 from miles_dmd.sampling.strategies import FEW_STEP
 
 if TYPE_CHECKING:
@@ -58,8 +59,37 @@ class Options:
     """With first: updates from one comparison of 16 tensors, others each time, to the next; 0 for none."""
 
 
+def of_language(args: Args) -> bool:
+    """True for a run of language models."""
+    return isinstance(args.modality_options, LanguageOptions)
+
+
 def check(args: Args) -> None:
+    """Rules of the servers of the run's modality; raises ConfigError."""
+    (check_language if of_language(args) else check_diffusion)(args)
+
+
+def check_diffusion(args: Args) -> None:
+    """Rules of servers of diffusion models."""
     options: Options = args.engine_options
+    _check_servers(options)
+    words(options.sglang_args)
+    require_one_device(options.sglang_args, args.device)
+    own = {trainer.role: trainer.overrides for trainer in args.trainers}.get("actor", {})
+    family = diffusion_family(args)
+    directory = Path(str(own.get("hf_checkpoint", args.hf_checkpoint)))  # the student's
+    served(args.model_family).text_length(directory, family.text_length(args))
+
+
+def check_language(args: Args) -> None:
+    """Rules of servers of language models."""
+    options: Options = args.engine_options
+    _check_servers(options)
+    words(options.sglang_args, LANGUAGE)
+    require_one_device(options.sglang_args, args.device, LANGUAGE)
+
+
+def _check_servers(options: Options) -> None:
     for url in options.sglang_url:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -76,12 +106,6 @@ def check(args: Args) -> None:
             f"--sglang-python {options.sglang_python}: there is no such program; scripts/setup_sglang_cpu.sh makes the "
             "environment"
         )
-    words(options.sglang_args)
-    require_one_device(options.sglang_args, args.device)
-    own = {trainer.role: trainer.overrides for trainer in args.trainers}.get("actor", {})
-    family = diffusion_family(args)
-    directory = Path(str(own.get("hf_checkpoint", args.hf_checkpoint)))  # the student's
-    served(args.model_family).text_length(directory, family.text_length(args))
 
 
 def _refuse_for_attached(options: Options) -> None:
@@ -105,13 +129,16 @@ def num_servers(args: Args) -> int:
 
 
 engine = EngineType(
-    builds={"diffusion": "miles_dmd.engines.sglang.sampler:build"},
-    rollouts=FEW_STEP,
+    builds={
+        "diffusion": "miles_dmd.engines.sglang.sampler:build",
+        "language": "miles_dmd.engines.sglang.language.sampler:build",
+    },
+    rollouts={**FEW_STEP, "on_policy_tokens": {}},
     options=Options,
     check=check,
-    serve="miles_dmd.engines.sglang.launch:serve",
+    serve="miles_dmd.engines.sglang.dispatch:serve",
     num_servers=num_servers,
     beyond_node=lambda args: args.engine_options.sglang_host == "node",
     tidy=lambda args: sweep(weights_root(args)),
-    preflight="miles_dmd.engines.sglang.preflight:preflight",
+    preflight="miles_dmd.engines.sglang.dispatch:look",
 )

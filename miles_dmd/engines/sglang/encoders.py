@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from miles_dmd.client import Client, Patience
 from miles_dmd.engines.sglang import weights
-from miles_dmd.engines.sglang.client import Client, Patience
 from miles_dmd.engines.sglang.families import Served
 from miles_dmd.engines.sglang.probe import SEED, Capabilities
-from miles_dmd.engines.sglang.wire import Ask, Sampling, read_conditions, request_body
+from miles_dmd.engines.sglang.wire import ROLLOUT, Ask, Sampling, read_conditions, request_body
 from miles_dmd.errors import EngineError, EngineRefused
 from miles_dmd.modalities.diffusion.conditions import PromptTable
 from miles_dmd.pipelines.weights import weight_files
@@ -117,7 +117,7 @@ class Encoders:
         body = {**request_body(self.sampling, ask), "rollout_return_denoising_env": True}
         expected = {name: value[0] for name, value in self.prompts.lookup([prompt_id]).items()}
         shapes = {name: tuple(value.shape) for name, value in expected.items()}
-        found = read_conditions(client.generate(body, patience=patience), shapes, client.url)
+        found = read_conditions(client.content(ROLLOUT, body, patience=patience), shapes, client.url)
         for name, value in expected.items():
             apart = _apart(found[name], value)
             if apart > TOLERANCE[self.dtype]:

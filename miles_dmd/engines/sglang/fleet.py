@@ -1,43 +1,33 @@
-"""Fleet of SGLang servers: admission, load balancing, eviction, readmission, sleep and wake."""
+"""Fleet of SGLang servers: load balancing, eviction, readmission, sleep and wake. What they serve is a subclass's."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from miles_dmd.engines.sglang.client import HEALTH_TIMEOUT, Client, Patience, nobody_listens
-from miles_dmd.engines.sglang.families import Served, served
-from miles_dmd.engines.sglang.probe import Capabilities, checksum, probe, report, sampling_mismatch
-from miles_dmd.engines.sglang.wire import Sampling
-from miles_dmd.errors import EngineError, EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
+from miles_dmd.client import HEALTH_TIMEOUT, Client, Patience, nobody_listens
+from miles_dmd.errors import EngineError, EngineGone, EngineUnavailable
 
 if TYPE_CHECKING:
-    from miles_dmd.config.args import Args
     from miles_dmd.engines.sglang import Options
 
 log = logging.getLogger(__name__)
 
 SLEEP, WAKE = "/release_memory_occupation", "/resume_memory_occupation"
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
-RequireEncoders = Callable[[Client, Capabilities, Patience], None]
-"""Raises EngineError for a server that encodes prompts otherwise than the run."""
+CHANGED = "it was restarted, or somebody else updates it"
 
 
 @dataclass(eq=False)
 class Member:
     client: Client
-    capabilities: Capabilities
     version: int | None = None
     """Version of the weights that it holds."""
-    mismatch: str = ""
-    """Difference of its samples from the in-process engine's; empty where there is none."""
-    checksum: str = ""
-    """Checksum of its network after the last update, where it does not count updates."""
     evicted: str = ""
     """Reason of its eviction; empty while it is admitted."""
     compared: bool = False
@@ -46,15 +36,14 @@ class Member:
     """True where the run has put it to sleep, and not woken it since."""
     outstanding: int = field(default=0, repr=False)
 
-    def __str__(self) -> str:
-        differs = f"; samples differ from the in-process engine's: {self.mismatch}" if self.mismatch else ""
-        return f"{self.client.url}: {self.capabilities}{differs}"
+
+M = TypeVar("M", bound=Member)
 
 
-def outcomes(members: Sequence[Member], call: Callable[[Member], object]) -> list[tuple[Member, EngineError | None]]:
+def outcomes(members: Sequence[M], call: Callable[[M], object]) -> list[tuple[M, EngineError | None]]:
     """``call`` for all members at once, so that one that hangs delays no other: each with its failure, or None."""
 
-    def tried(member: Member) -> EngineError | None:
+    def tried(member: M) -> EngineError | None:
         try:
             call(member)
         except EngineError as error:
@@ -67,14 +56,9 @@ def outcomes(members: Sequence[Member], call: Callable[[Member], object]) -> lis
         return list(zip(members, threads.map(tried, members), strict=True))
 
 
-class Fleet:
-    def __init__(
-        self, args: Args, clients: Sequence[Client], sampling: Sampling, text: str, require_encoders: RequireEncoders
-    ) -> None:
-        """``text`` is the prompt of probes. Raises EngineError that names the first server that cannot be used."""
-        self.family, self.dtype = served(args.model_family), args.compute_dtype
-        self.sampling, self.text, self.require_encoders = sampling, text, require_encoders
-        options: Options = args.engine_options
+class Fleet(ABC, Generic[M]):
+    def __init__(self, clients: Sequence[Client], options: Options) -> None:
+        """Raises EngineError that names the first server that cannot be used."""
         deadline = options.sglang_deadline
         self.patience = Patience(options.sglang_probe_timeout, deadline, "--sglang-probe-timeout")
         self.first_sample = Patience(options.sglang_first_sample_timeout, deadline, "--sglang-first-sample-timeout")
@@ -82,16 +66,42 @@ class Fleet:
         self.attached = bool(options.sglang_url)
         self.asleep = False
         self._lock = threading.Lock()
-        self.members = tuple(map(self._introduced, clients))
+        self.members: tuple[M, ...] = tuple(map(self._introduced, clients))
+
+    # -- what is served ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _introduced(self, client: Client) -> M:
+        """A server that the run begins with. Raises EngineError for one that cannot be used, with the reason."""
+
+    @abstractmethod
+    def _renew(self, member: M) -> None:
+        """Look at a server that is back as at the start; afterwards it is awake. Raises EngineError."""
+
+    @abstractmethod
+    def _require_same_samples(self, member: M) -> None:
+        """Raises EngineError unless it samples now, and as before."""
+
+    @abstractmethod
+    def _require_unchanged(self, member: M) -> None:
+        """Raises EngineError where it holds other weights than it was sent."""
+
+    @abstractmethod
+    def _settled(self, member: M, asleep: bool) -> None:
+        """Put to sleep or wake, and require that it is, with the weights that it was sent."""
+
+    @abstractmethod
+    def _switch(self, member: M, asleep: bool, patience: Patience) -> object:
+        """Put to sleep or wake."""
 
     # -- load balancing ---------------------------------------------------------------------------------------------
 
     @property
-    def admitted(self) -> tuple[Member, ...]:
+    def admitted(self) -> tuple[M, ...]:
         return tuple(member for member in self.members if not member.evicted)
 
     @property
-    def evicted(self) -> tuple[Member, ...]:
+    def evicted(self) -> tuple[M, ...]:
         return tuple(member for member in self.members if member.evicted)
 
     def require_one(self) -> None:
@@ -100,7 +110,7 @@ class Fleet:
             raise EngineError(f"no SGLang server is left: {'; '.join(member.evicted for member in self.members)}")
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[Member]:
+    def taken(self) -> Iterator[M]:
         """The admitted server with the fewest requests under way, for one more. Thread-safe. See ``require_one``."""
         with self._lock:
             self.require_one()
@@ -114,56 +124,29 @@ class Fleet:
 
     # -- admission --------------------------------------------------------------------------------------------------
 
-    def _introduced(self, client: Client) -> Member:
-        capabilities = self._usable(client)
-        mismatch = self._mismatch(client, capabilities, self.first_sample)
-        held = checksum(client) if capabilities.updates is None else ""
-        return Member(client, capabilities, version=0, mismatch=mismatch, checksum=held)
-
-    def _mismatch(self, client: Client, capabilities: Capabilities, patience: Patience) -> str:
-        return sampling_mismatch(client, self.sampling, capabilities, self.text, self.dtype, patience=patience)
-
-    def _usable(self, client: Client) -> Capabilities:
-        """Capabilities of an unknown server, awake. Raises EngineError for one that cannot be used, with the reason."""
-        capabilities = probe(client, self.family.pipeline, patience=self.patience)
-        if capabilities.asleep or not capabilities.plugin:  # without our plugin it does not tell
-            client.succeed(WAKE, {}, patience=self.patience)
-            capabilities = replace(capabilities, asleep=False)
-        require_precision(client.url, capabilities, self.dtype, self.family)
-        self.require_encoders(client, capabilities, self.first_sample)
-        return capabilities
-
-    def returning(self, members: Sequence[Member]) -> list[Member]:
+    def returning(self, members: Sequence[M]) -> list[M]:
         """Evicted ``members`` that are back: awake, with weights of an unknown version."""
         found = outcomes(members, self._is_back)
         for member, error in found:
             member.evicted = str(error) if error else member.evicted
         return [member for member, error in found if error is None]
 
-    def _is_back(self, member: Member) -> None:
+    def _is_back(self, member: M) -> None:
         # where nobody else is left, one that is being started again is waited for
-        member.client.get("/health", patience=self.impatience if self.admitted else self.patience)
-        member.capabilities = self._usable(member.client)
+        member.client.require_health(patience=self.impatience if self.admitted else self.patience)
+        self._renew(member)
         member.slept = member.compared = False
         member.version = None
 
-    def readmit(self, members: Sequence[Member]) -> None:
+    def readmit(self, members: Sequence[M]) -> None:
         """Admit again whoever draws real samples as before: that a server is alive says little."""
         for member, error in outcomes(members, self._require_same_samples):
             member.evicted = str(error) if error else ""
             log.warning("%s %s", member.client.url, f"stays evicted: {error}" if error else "is readmitted")
 
-    def _require_same_samples(self, member: Member) -> None:
-        found = self._mismatch(member.client, member.capabilities, self.patience)
-        if found != member.mismatch:
-            raise EngineMisanswer(
-                f"{member.client.url} samples otherwise than before its eviction: "
-                f"{found or 'as the in-process engine does'}, then {member.mismatch or 'as the in-process engine does'}"
-            )
-
     # -- eviction ---------------------------------------------------------------------------------------------------
 
-    def evict(self, member: Member, reason: EngineError) -> None:
+    def evict(self, member: M, reason: EngineError) -> None:
         if not member.evicted:  # of several requests that fail, the first gives the reason
             member.evicted = str(reason)
             log.warning("%s is evicted: %s", member.client.url, reason)
@@ -173,22 +156,15 @@ class Fleet:
             if error:
                 self.evict(member, error)
 
-    def _require_health(self, member: Member) -> None:
-        member.client.get("/health", patience=self.patience)
+    def _require_health(self, member: M) -> None:
+        member.client.require_health(patience=self.patience)
 
-    def evict_changed(self, members: Iterable[Member]) -> list[Member]:
+    def evict_changed(self, members: Iterable[M]) -> list[M]:
         """Evict and return the ``members`` whose checksum is not that of the weights that they were sent last."""
         changed = [(member, error) for member, error in outcomes(list(members), self._require_unchanged) if error]
         for member, error in changed:
             self.evict(member, error)
         return [member for member, _ in changed]
-
-    def _require_unchanged(self, member: Member) -> None:
-        if not member.checksum:
-            found = report(member.client, member.capabilities.version, patience=self.patience)
-            require_updates(member, found.updates)
-        elif checksum(member.client) != member.checksum:
-            raise EngineUnavailable(f"{member.client.url} holds other weights than it was sent: {CHANGED}")
 
     def health(self) -> Mapping[str, str]:
         """server -> empty, or what is wrong with it."""
@@ -220,25 +196,6 @@ class Fleet:
         if not self.attached:  # nobody starts those again; of others, one may be back for the next weights
             self.require_one()
 
-    def _settled(self, member: Member, asleep: bool) -> None:
-        found = self._switch(member, asleep, self.patience)
-        if found is not None:
-            require_updates(member, found.updates)
-
-    def _switch(self, member: Member, asleep: bool, patience: Patience) -> Capabilities | None:
-        """Put to sleep or wake; the server's report afterwards, where it has our plugin."""
-        path = SLEEP if asleep else WAKE
-        member.slept = asleep or member.slept  # also where the answer does not come
-        member.client.succeed(path, {}, patience=patience)
-        member.slept = asleep
-        if not member.capabilities.plugin:
-            return None
-        found = report(member.client, member.capabilities.version, patience=patience)
-        if found.asleep != asleep:
-            state = "asleep" if found.asleep else "awake"
-            raise EngineError(f"{member.client.url}{path} says success, and the server is {state}")
-        return found
-
     def close(self) -> None:
         """Wake servers that others go on using; those of the run end with it."""
         if self.attached:
@@ -248,28 +205,3 @@ class Fleet:
                     log.warning("%s may be left asleep: %s", member.client.url, error)
         for member in self.members:
             member.client.close()
-
-
-def require_precision(server: str, capabilities: Capabilities, dtype: str, family: Served) -> None:
-    """Raises EngineRefused where the network computes in another precision than the run's; not without our plugin."""
-    told = {
-        name: kind for name, (_, kind) in (capabilities.parameters or {}).items() if name not in family.fixed_parameters
-    }
-    found = sorted({kind.removeprefix("torch.") for kind in told.values()})
-    if found and found != [PRECISIONS[dtype]]:
-        raise EngineRefused(
-            f"{server} holds its network in {' and '.join(found)}, and --compute-dtype is {dtype}: start it with "
-            f"--dit-precision {dtype} --text-encoder-precisions {' '.join(family.encoder_precisions(dtype))}"
-        )
-
-
-CHANGED = "it was restarted, or somebody else updates it"
-
-
-def require_updates(member: Member, updates: int | None) -> None:
-    """Raises EngineUnavailable for a server that has had other weight updates than the run's."""
-    if updates != member.capabilities.updates:
-        raise EngineUnavailable(
-            f"{member.client.url} has had {updates} weight updates, and {member.capabilities.updates} are known: "
-            f"{CHANGED}"
-        )

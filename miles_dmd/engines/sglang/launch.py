@@ -140,16 +140,16 @@ class ManagedServer:
 
 
 def serve(args: Args, *, device: str, number: int, host: str) -> ManagedServer:
+    return start(args, functools.partial(command, args, host), device=device, number=number, host=host)
+
+
+def start(args: Args, command: Command, *, device: str, number: int, host: str) -> ManagedServer:
+    """Start server ``number`` of the run by ``command``, with a log of its own."""
     options: Options = args.engine_options
     folder = Path(options.sglang_log_dir or Path(args.cache_dir) / "sglang" / "logs")
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-server{number}.log"
-    return ManagedServer(
-        functools.partial(command, args, host),
-        host,
-        log,
-        environment(args, device=device, host=host),
-        options.sglang_start_timeout,
-    )
+    env = environment(args, device=device, host=host)
+    return ManagedServer(command, host, log, env, options.sglang_start_timeout)
 
 
 def command(args: Args, host: str, ports: Ports, name: str) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from miles_dmd.engines.sglang.client import HEALTH_TIMEOUT, SHOWN, Client, Patience
+from miles_dmd.client import HEALTH_TIMEOUT, SHOWN, Client, Patience
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.launch import own_environment
 from miles_dmd.errors import ConfigError, EngineError, EngineRefused
@@ -32,13 +33,20 @@ class Identity(NamedTuple):
 
 def preflight(args: Args) -> str:
     """Refuse what the run could not use before anything loads; a line on what was found. Raises ConfigError."""
+    pipeline = served(args.model_family).pipeline
+    return look(args, lambda client, patience: identify(client, pipeline, patience=patience).version, LATER)
+
+
+def look(args: Args, release: Callable[[Client, Patience], str], later: str) -> str:
+    """``release`` is asked of a server, and raises EngineError for one that cannot be used; ``later`` says what is not
+    looked at yet."""
     options: Options = args.engine_options
     if args.ray_address:
-        return "SGLang: nothing was asked, because servers and Python are those of the rollout worker's node; " + LATER
+        return "SGLang: nothing was asked, because servers and Python are those of the rollout worker's node; " + later
     if not options.sglang_url:
-        return f"SGLang: --sglang-python {options.sglang_python} has {_python_versions(options.sglang_python)}; {LATER}"
-    found = [f"{url} runs SGLang {_server_version(url, args)}" for url in options.sglang_url]
-    return f"SGLang: {', '.join(found)}; {LATER}"
+        return f"SGLang: --sglang-python {options.sglang_python} has {_python_versions(options.sglang_python)}; {later}"
+    found = [f"{url} runs SGLang {_server_release(url, args, release)}" for url in options.sglang_url]
+    return f"SGLang: {', '.join(found)}; {later}"
 
 
 def identify(client: Client, pipeline: str, *, patience: Patience | None = None) -> Identity:
@@ -63,15 +71,15 @@ def numbers(version: str) -> tuple[int, ...]:
 WANTED = f"{'.'.join(map(str, MINIMUM))} or later"
 
 
-def _server_version(url: str, args: Args) -> str:
+def _server_release(url: str, args: Args, release: Callable[[Client, Patience], str]) -> str:
     options: Options = args.engine_options
     patience = Patience(options.sglang_probe_timeout, options.sglang_deadline, "--sglang-probe-timeout")
     if args.dry_run:  # which answers at once, and waits for no server that is being started
         patience = Patience(HEALTH_TIMEOUT, 0.0, "")
     client = Client(url, timeout=patience.timeout, deadline=patience.deadline, connections=1)
     try:
-        client.get("/health", patience=patience)
-        return identify(client, served(args.model_family).pipeline, patience=patience).version
+        client.require_health(patience=patience)
+        return release(client, patience)
     except EngineError as error:
         raise ConfigError(f"--sglang-url {url}: no SGLang server that can be used answers there ({error})") from error
     finally:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from miles_dmd.engines.sglang.client import Client, Patience
+from miles_dmd.client import Client, Patience
 from miles_dmd.engines.sglang.preflight import identify
-from miles_dmd.engines.sglang.wire import PROTOCOL, Ask, Sample, Sampling, read_answer, request_body
+from miles_dmd.engines.sglang.wire import PROTOCOL, ROLLOUT, Ask, Sample, Sampling, read_answer, request_body
 from miles_dmd.errors import EngineMisanswer, EngineRefused
 
 MODULE = "transformer"
@@ -87,7 +87,7 @@ def take_sample(
     *, patience: Patience | None = None,
 ) -> Sample:  # fmt: skip
     ask = Ask(text=text, seed=seed, stop_step=stop_step, stops=capabilities.stops)
-    body = client.generate(request_body(sampling, ask), patience=patience)
+    body = client.content(ROLLOUT, request_body(sampling, ask), patience=patience)
     return read_answer(body, sampling, ask, client.url)
 
 

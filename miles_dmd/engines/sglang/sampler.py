@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from miles_dmd.client import Client
 from miles_dmd.engines.sglang import Options, weights
-from miles_dmd.engines.sglang.client import Client
+from miles_dmd.engines.sglang.delivery import Delivery
+from miles_dmd.engines.sglang.denoiser_fleet import Denoiser, DenoiserFleet, RequireEncoders, require_updates
 from miles_dmd.engines.sglang.encoders import Encoders
 from miles_dmd.engines.sglang.families import scheduler_directory, served
-from miles_dmd.engines.sglang.fleet import Fleet, Member, RequireEncoders, require_updates
-from miles_dmd.engines.sglang.folders import OwnFolder, sweep, weights_root
+from miles_dmd.engines.sglang.fleet_engine import ServedEngine, clients_of
+from miles_dmd.engines.sglang.folders import sweep, weights_root
 from miles_dmd.engines.sglang.probe import MODULE, take_sample
 from miles_dmd.engines.sglang.wire import Sample, Sampling
 from miles_dmd.errors import EngineError, EngineRefused, EngineUnavailable
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class SGLangEngine:
+class SGLangEngine(ServedEngine[Denoiser]):
     def __init__(
         self,
         args: Args,
@@ -46,17 +47,14 @@ class SGLangEngine:
         sampling: Sampling,
         require_encoders: RequireEncoders,
     ) -> None:
-        self.args, self.texts, self.sampling = args, tuple(texts), sampling
-        self.options: Options = args.engine_options
+        super().__init__(args)
+        self.texts, self.sampling = tuple(texts), sampling
         self._component = args.pipeline_directory / MODULE
         fixed, stored = served(args.model_family).fixed_parameters, stored_tensors(self._component) or {}
         self.network = weights.Network(fixed, DTYPES[args.compute_dtype], stored)
         self.forwards = 0
-        self._folder: OwnFolder | None = None
-        self.fleet = Fleet(args, clients, sampling, texts[0], require_encoders)
+        self.fleet = DenoiserFleet(args, clients, sampling, texts[0], require_encoders)
         self.notes = tuple(map(str, self.fleet.members))
-        self.version: int | None = 0
-        """Version of the weights that all admitted servers hold; None where an update has failed."""
         if self.options.verify_weights != "off":
             self._hold_the_pipelines_weights()
 
@@ -72,7 +70,7 @@ class SGLangEngine:
             latents=torch.stack([sample.latents for sample in samples]),
             sigma=sigmas,
             clean=torch.stack([sample.clean for sample in samples]),
-            policy_version=self._held(),
+            policy_version=self.held(),
             run_seed=self.args.seed,
         )
 
@@ -87,7 +85,7 @@ class SGLangEngine:
         while True:
             # an early stop comes with a receipt; a server without may have been restarted before any of its samples
             unsure = [member for member in self.fleet.admitted if not member.capabilities.stops]
-            samples = self._drawn(requests, stop_steps, self._held())
+            samples = self._drawn(requests, stop_steps, self.held())
             self.fleet.evict_changed(member for member in unsure if not member.evicted)
             if not any(member.evicted for member in unsure):
                 break
@@ -95,71 +93,21 @@ class SGLangEngine:
         return samples
 
     def _drawn(self, requests: Sequence[DenoisingRequest], stop_steps: Sequence[int], version: int) -> list[Sample]:
-        threads = ThreadPoolExecutor(max(len(self.fleet.admitted), 1) * self.options.sglang_concurrency)
-        try:
-            futures: list[Future[Sample]] = [
-                threads.submit(self._one, request, stop_step, version)
-                for request, stop_step in zip(requests, stop_steps, strict=True)
-            ]
-            return [future.result() for future in futures]
-        finally:
-            threads.shutdown(wait=True, cancel_futures=True)
+        def take(member: Denoiser, asked: tuple[DenoisingRequest, int]) -> Sample:
+            request, stop_step = asked
+            text = self.texts[request.prompt_id]
+            sample = take_sample(member.client, self.sampling, member.capabilities, text, request.seed, stop_step)
+            require_version(member, sample, version)
+            return sample
 
-    def _one(self, request: DenoisingRequest, stop_step: int, version: int) -> Sample:
-        """From some server; one that does not answer is evicted, and the next one is asked."""
-        while True:
-            with self.fleet.taken() as member:
-                try:
-                    sample = take_sample(
-                        member.client, self.sampling, member.capabilities,
-                        self.texts[request.prompt_id], request.seed, stop_step,
-                    )  # fmt: skip
-                    require_version(member, sample, version)
-                except EngineUnavailable as error:
-                    self.fleet.evict(member, error)
-                else:
-                    return sample
-
-    def _held(self) -> int:
-        """Version of the weights; raises EngineError while the engine sleeps or none are whole."""
-        self._require_awake()
-        if self.version is None:
-            raise EngineError(
-                "the last weight update failed, so the servers hold parts of it; start again from a checkpoint"
-            )
-        return self.version
-
-    def _require_awake(self) -> None:
-        if self.fleet.asleep:
-            raise EngineError("the rollout engine is asleep; wake it before it samples or takes weights")
+        return self.drawn(list(zip(requests, stop_steps, strict=True)), take)
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
-    def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
-        """All admitted servers or none; servers that are back are given the weights too, and readmitted."""
-        self._require_awake()
-        returning = self.fleet.returning(self.fleet.evicted)
-        self.fleet.evict_unreachable()
-        # one that was restarted since its last sample is compared as at the start, like any that is back
-        returning += self.fleet.returning(self.fleet.evict_changed(self.fleet.admitted))
-        if not returning:
-            self.fleet.require_one()
-        update = weights.Update(version, self.network, must=self.fleet.admitted, may=returning)
-        # until all is done, nobody knows what the servers hold
-        self.version = None
-        update.push(buckets, self._transport(update), self.options)
-        self.fleet.readmit(update.returned)
-        self.fleet.require_one()
-        self.version = version
-
-    def _transport(self, update: weights.Update) -> weights.Transport:
-        how = self.options.sglang_weights
-        if how == "auto":
-            how = "tensor" if all(member.capabilities.device == "cpu" for member in self.fleet.members) else "disk"
-        if how == "tensor":
-            return weights.InRequests(update.each)
-        self._folder = self._folder or OwnFolder(weights_root(self.args))
-        return weights.ThroughFolder(update.each, self._folder.fresh(f"version{update.version}"))
+    def _push(self, buckets: Iterable[Mapping[str, Tensor]], delivery: Delivery[Denoiser]) -> None:
+        on_cpu = all(member.capabilities.device == "cpu" for member in self.fleet.members)
+        transport = self.transport(delivery, on_cpu=on_cpu, more={"target_modules": [MODULE]}, part=MODULE)
+        weights.Update(delivery, self.network).push(buckets, transport, self.options)
 
     def _hold_the_pipelines_weights(self) -> None:
         """Version 0 is --hf-checkpoint: servers that another run has used are given it."""
@@ -182,7 +130,7 @@ class SGLangEngine:
     def _checksum(self) -> str:
         return weights.pipeline_checksum(self._component, self.network.dtype_at(self.fleet.members))
 
-    def _require_the_pipelines_weights(self, member: Member) -> None:
+    def _require_the_pipelines_weights(self, member: Denoiser) -> None:
         if member.checksum:
             if member.checksum != self._checksum:
                 raise EngineError(f"{member.client.url} holds other weights than {self._component}")
@@ -195,25 +143,8 @@ class SGLangEngine:
         }
         weights.compare(member.client, digests)
 
-    # -- memory, health, end ----------------------------------------------------------------------------------------
 
-    def sleep(self) -> None:
-        self.fleet.sleep()
-
-    def wake(self) -> None:
-        self.fleet.wake()
-
-    def health(self) -> Mapping[str, str]:
-        return self.fleet.health()
-
-    def close(self) -> None:
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
-        self.fleet.close()
-
-
-def require_version(member: Member, sample: Sample, version: int) -> None:
+def require_version(member: Denoiser, sample: Sample, version: int) -> None:
     """Raises EngineUnavailable for a sample of other weights than the run's: the server was restarted, or shared."""
     if member.capabilities.stops:
         require_updates(member, sample.updates)
@@ -237,16 +168,6 @@ def build(
         text_length=served(args.model_family).text_length(directory, family.text_length(args)),
         grid_cure=f"start that server with --component-paths.scheduler {scheduler_directory(args)}",
     )
-    clients = [
-        Client(
-            url,
-            timeout=asked.sglang_timeout,
-            deadline=asked.sglang_deadline,
-            connections=asked.sglang_concurrency,
-            managed=not asked.sglang_url,
-        )
-        for url in asked.sglang_url or servers
-    ]
     encoders = Encoders(
         directory=directory,
         family=served(args.model_family),
@@ -256,7 +177,7 @@ def build(
         sampling=sampling,
         by_weights=bool(asked.sglang_url) and asked.verify_weights != "off",
     )
-    return SGLangEngine(args, clients, texts, sampling, encoders.require_same)
+    return SGLangEngine(args, clients_of(asked, servers), texts, sampling, encoders.require_same)
 
 
 if TYPE_CHECKING:  # mypy compares what the engine type names as text

@@ -17,6 +17,7 @@ from miles_dmd.errors import EngineMisanswer
 
 PROTOCOL = 1
 """Version of the plugin's requests and answers (sglang_plugin/)."""
+ROLLOUT = "/rollout/generate"
 STOP_KEY = "miles_dmd_stop_step"
 TRAIN_TIMESTEPS = 1000
 SOLVERS = {"renoise": "cps", "euler": "ode"}

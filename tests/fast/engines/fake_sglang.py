@@ -13,8 +13,8 @@ import msgpack
 import torch
 from safetensors.torch import save
 
+from miles_dmd.client import Client
 from miles_dmd.engines.sglang import Options
-from miles_dmd.engines.sglang.client import Client
 from miles_dmd.engines.sglang.sampler import SGLangEngine
 from miles_dmd.engines.sglang.weights import digest
 from miles_dmd.engines.sglang.wire import Sampling

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from miles_dmd.engines.sglang.client import Client, Patience
+from miles_dmd.client import Client, Patience
 from miles_dmd.errors import EngineGone, EngineMisanswer, EngineRefused, EngineUnavailable
 
 URL = "http://server"

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import save_file
 from tenacity import wait_none
 
-from miles_dmd.engines.sglang import Options, client
+from miles_dmd import client
+from miles_dmd.engines.sglang import Options
 from miles_dmd.engines.sglang.folders import OwnFolder, sweep
+from miles_dmd.engines.sglang.wire import ROLLOUT
 from miles_dmd.errors import EngineError, EngineRefused
 
 _spec = importlib.util.spec_from_file_location("fake_sglang", Path(__file__).parent / "fake_sglang.py")
@@ -141,7 +143,7 @@ def test_server_that_hangs_is_given_seconds_and_not_minutes():
 
 def require_a_sample(client, capabilities, patience):
     """As the comparison of encoders does, which takes the very first."""
-    client.generate({"prompt": "a cat", "seed": 1, **SAMPLE}, patience=patience)
+    client.content(ROLLOUT, {"prompt": "a cat", "seed": 1, **SAMPLE}, patience=patience)
 
 
 SAMPLE = {"rollout_return_step_indices": [0], "extra_sampling_params": {}}

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tenacity import wait_none
 
-from miles_dmd.engines.sglang import client
+from miles_dmd import client
 from miles_dmd.errors import EngineError, EngineRefused
 
 _spec = importlib.util.spec_from_file_location("fake_sglang", Path(__file__).parent / "fake_sglang.py")

@@ -77,6 +77,10 @@ class Client:
     def get(self, path: str, *, patience: Patience | None = None) -> dict[str, Any]:
         return self._json(path, self._call("GET", path, None, patience))
 
+    def require_health(self, *, patience: Patience | None = None) -> None:
+        """Raises EngineError unless it says that it can serve; what else it says is each kind of server's own."""
+        self._call("GET", "/health", None, patience)
+
     def post(self, path: str, body: Mapping[str, Any], *, patience: Patience | None = None) -> dict[str, Any]:
         return self._json(path, self._call("POST", path, body, patience))
 
@@ -86,9 +90,9 @@ class Client:
         if answer.get("success") is not True:
             raise EngineRefused(f"{self.url}{path}: {answer.get('message', 'no success, and no reason')}")
 
-    def generate(self, body: Mapping[str, Any], *, patience: Patience | None = None) -> bytes:
-        """The answer to a rollout request, as it came."""
-        return self._call("POST", "/rollout/generate", body, patience).content
+    def content(self, path: str, body: Mapping[str, Any], *, patience: Patience | None = None) -> bytes:
+        """POST; the answer as it came."""
+        return self._call("POST", path, body, patience).content
 
     def close(self) -> None:
         self._http.close()
