@@ -29,7 +29,8 @@ def memory(run: ResolvedRun) -> tuple[list[tuple[str, ...]], str]:
             total += number * sum(bytes_each) / own.num_trainer_ranks + tables
             sizes = (*(_size(number * each) for each in bytes_each), _size(tables))
             rows.append((group, role, f"{number:,}", *sizes, ""))
-        rows[-1] = (*rows[-1][:-1], _size(total))
+        if total:
+            rows[-1] = (*rows[-1][:-1], _size(total))
     student = run.student
     number = _parameters(run.family, student.hf_checkpoint or "")
     sampling, tables = number * (COMPUTE[student.compute_dtype] or MASTER), _tables(run.family, student)

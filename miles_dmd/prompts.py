@@ -22,7 +22,7 @@ _FLAG = "--prompt-data"
 _LARGEST = 1024 * MIB
 _CURE = 'a .txt file has one prompt a line, a .jsonl file one {"prompt": "..."} a line'
 KEYS = ("prompt", "text", "messages")
-"""Of a line of JSON: a text without outer white space, a text as it stands, or a conversation."""
+"""Keys of a line of JSON: a text without outer white space, a text as it stands, or a conversation."""
 
 
 @dataclass(frozen=True, slots=True)

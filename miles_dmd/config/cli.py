@@ -75,6 +75,8 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
     from_preset = preset.given(flags, loss_name, loss_type.roles)
     given = without_idle(from_preset, from_flags, args_of).under(from_flags)
     _refuse_overridden(given, loss_type)
+    if given.run.get("model_family") == "":
+        registry.load("models", "")  # which refuses it; left out, it is the modality's own
     return args_of(given)
 
 

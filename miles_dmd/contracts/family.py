@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """What every modality's families declare, read from a directory's JSON files and weight headers alone.
+    """Declaration that families of every modality share, read from a directory's JSON files and weight headers alone.
 
     Each modality adds what its machinery asks of a family, and how a directory is read: the functions below that raise
     NotImplementedError here.

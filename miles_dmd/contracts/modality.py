@@ -48,11 +48,11 @@ class Modality:
     family: str
     """--model-family where none is named."""
     strategies: frozenset[str]
-    """Rollout strategies of a plan that its samples can follow; an engine says which of them it plays."""
+    """Rollout strategies of a plan that its samples alone can follow; an engine says which of them it plays."""
     code: str
     """Dotted name of the module that implements ``ModalityCode``."""
     requests: Callable[[Args, Sequence[Prompt]], Sequence[RolloutRequest]]
-    """What the engine is asked for, one request a prompt that was drawn."""
+    """Requests to the engine, one for each prompt that was drawn."""
     samples: Callable[[ResolvedRun, Sequence[str], Path, Report], Samples]
     """The hook that shows samples: for a run, its prompts, the directory that it writes to."""
     describe: Callable[[ResolvedRun, int], StudentRecord]
@@ -87,7 +87,7 @@ class Modality:
 
 
 class Samples(Protocol):
-    """What a run shows of the student's samples, after its steps and at both ends."""
+    """Hook that shows samples of the student, after its steps and at both ends of a run."""
 
     def after_completed_step(
         self, counters: TrainerCounters, metrics: Mapping[str, Any], executor: GroupExecutor
@@ -150,7 +150,7 @@ class ModalityCode(Protocol):
         ...
 
     def prepare(self, args: Args, texts: Sequence[str], device: torch.device) -> str:
-        """What prompts are turned into once for all processes of a run: the path of a file, or ""."""
+        """Prepare prompts, once for all processes of a run; the path of a file with them, or ""."""
         ...
 
     def open_prompts(self, prepared: str) -> Any:

@@ -15,7 +15,7 @@ HUB_FOLDER = "models--"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudentRecord:
-    """What every modality writes beside a student; each adds how the student is called."""
+    """Fields that every modality writes beside a student; each adds how the student is called."""
 
     teacher: str
     """Name of the teacher's directory; never a path of the machine that it was distilled on."""

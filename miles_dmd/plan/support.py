@@ -5,7 +5,7 @@ from __future__ import annotations
 from miles_dmd.errors import NotBuilt
 from miles_dmd.plan.frozen import immutable
 from miles_dmd.plan.plan import DistillationPlan
-from miles_dmd.sampling.strategies import FEW_STEP
+from miles_dmd.sampling.strategies import FEW_STEP, ON_POLICY
 
 _TOGETHER = (("student", "student_ema"), ("teacher_score", "fake_score"))
 """Roles that one trainer group computes in one pass."""
@@ -19,7 +19,7 @@ class Support:
     rollouts: frozenset[str] = frozenset()
 
 
-SHIPPED = Support(frozenset({"distribution_matching", "token_matching"}), frozenset(FEW_STEP))
+SHIPPED = Support(frozenset({"distribution_matching", "token_matching"}), frozenset({*FEW_STEP, *ON_POLICY}))
 """Declarations of the plug-ins that come with the package."""
 
 

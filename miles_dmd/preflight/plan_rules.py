@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.values import flag_name
 from miles_dmd.errors import ConfigError, NotBuilt
@@ -15,12 +16,24 @@ def check_plan_is_obeyed(run: ResolvedRun) -> None:
     args, plan, engine = run.args, run.plan, run.engine
     capabilities = run.loss_type.capabilities | run.family.capabilities | engine.capabilities
     try:
-        require_runnable(plan, Support(capabilities, frozenset(engine.rollouts) & run.modality.strategies))
+        require_runnable(plan, Support(capabilities, _played(run)))
     except NotBuilt as error:
         plugins = f"--loss-type {args.loss_type} with --rollout-engine {args.rollout_engine}"
         raise ConfigError(f"{plugins} and --model-family {args.model_family}: {error}") from error
     strategy = plan.rollout["strategy"]
     _require_arguments({**engine.rollouts[strategy], **plan.rollout}, args)
+
+
+def _played(run: ResolvedRun) -> frozenset[str]:
+    """Rollout strategies that the engine plays for this modality; those of another one mean nothing to its samples."""
+    played, own = frozenset(run.engine.rollouts), run.modality.strategies
+    if run.plan.rollout["strategy"] in own:
+        return played
+    return played - {name for other in registry.names("modalities") for name in _strategies(other)} | (played & own)
+
+
+def _strategies(modality: str) -> frozenset[str]:
+    return registry.load("modalities", modality).strategies
 
 
 def _require_arguments(rollout: dict[str, Any], args: Args) -> None:

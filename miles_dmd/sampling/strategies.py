@@ -1,4 +1,4 @@
-"""Rollout strategies of few-step sampling: names in a plan, and the arguments under which a sampler plays each."""
+"""Rollout strategies: names in a plan, and the arguments under which a sampler plays each."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,3 +9,4 @@ FEW_STEP: Mapping[str, Mapping[str, Any]] = {
     "consistency_renoise": {"solver": "renoise"},
     "backward_simulated": {"solver": "renoise"},  # DMD2's backward simulation is sampling by re-noising
 }
+ON_POLICY: Mapping[str, Mapping[str, Any]] = {"on_policy_tokens": {}}

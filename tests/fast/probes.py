@@ -3,11 +3,11 @@
 import functools
 from dataclasses import asdict
 
-from miles_dmd.batches import RolloutBatches
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.local import init_single_rank
 from miles_dmd.losses.dmd2 import loss_type as dmd2
+from miles_dmd.modalities.diffusion import modality as diffusion
 from miles_dmd.modalities.diffusion.conditions import PromptTable
 from miles_dmd.modalities.diffusion.described import describe
 from miles_dmd.modalities.diffusion.encoding import ensure_table
@@ -42,9 +42,8 @@ class House:
         )  # fmt: skip
 
     def batch(self):
-        requests = RolloutBatches(
-            self.args, PromptSource(self.args.prompt_data, self.args.seed), None, None
-        )._requests()
+        drawn = PromptSource(self.args.prompt_data, self.args.seed).next(self.args.rollout_batch_size)
+        requests = diffusion.requests(self.args, drawn)
         return RolloutWorker(self.args, compute=self.compute, prompts=self.prompts).generate([requests], 1)[0].chunks[0]
 
 

@@ -15,7 +15,9 @@ from miles_dmd.errors import EngineError
 from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.handles import ScoreHandle, WeightHandle
 from miles_dmd.losses.dmd2 import loss_type as dmd2
+from miles_dmd.modalities.diffusion import modality as diffusion
 from miles_dmd.modalities.diffusion.batch import DenoisingBatch
+from miles_dmd.modalities.diffusion.options import DiffusionOptions
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan import DistillationTrainerController, build_plan, requests_until_student_update
 from miles_dmd.prompts import PromptSource
@@ -66,7 +68,7 @@ class Group:
     def train(self, batch, scores, roles):
         assert not self.engine.awake
         self.engine.log.append(f"{self.name} train")
-        return [TrainReport(num_samples=4, metrics={"loss": 1.0})]
+        return [TrainReport(weight=4, metrics={"loss": 1.0})]
 
     def score(self, batch):
         assert not self.engine.awake
@@ -87,10 +89,14 @@ def executor_of(monkeypatch):
 
     def make(engine):
         plugin = ModuleType("of_this_test.plugin")
-        plugin.engine = EngineType(build="of_this_test.plugin:build")
+        plugin.engine = EngineType(builds={"diffusion": "of_this_test.plugin:build"})
         plugin.build = lambda args, **parts: engine
         monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
-        worker = RolloutWorker(SimpleNamespace(rollout_engine=plugin.__name__), compute=None, prompts=None)
+        worker = RolloutWorker(
+            SimpleNamespace(rollout_engine=plugin.__name__, loss_type="dmd2", model_family="sd3"),
+            compute=None,
+            prompts=None,
+        )
         config = {"model_path": "/m", "fake_update_ratio": 2, "role_storage": "actor_critic"}
         plan = build_plan("dmd2", config, {"distribution_matching"})
         groups = {name: Group(name, engine) for name in plan.groups}
@@ -120,7 +126,7 @@ def test_failure_while_pictures_are_drawn_is_followed_by_nothing(executor_of):
     engine.sample = sample
 
     with pytest.raises(EngineError, match="it does not draw"):
-        executor_of(engine).draw_student([], None)
+        executor_of(engine).show_student([], None)
 
     assert engine.log == ["weights"]
 
@@ -128,12 +134,14 @@ def test_failure_while_pictures_are_drawn_is_followed_by_nothing(executor_of):
 def test_engine_sleeps_while_trainers_compute_and_wakes_once_a_cycle(executor_of):
     engine = Engine()
     executor = executor_of(engine)
-    args = SimpleNamespace(rollout_batch_size=4, stop_step_policy="stratified", num_inference_steps=4, seed=7)
+    args = SimpleNamespace(rollout_batch_size=4, seed=7, modality_options=DiffusionOptions())
     prompts = PromptSource(["a", "b"], 7)
     ahead = lambda request: requests_until_student_update(  # noqa: E731
         executor.plan.update_schedule, controller.counters, request, 2
     )
-    controller = DistillationTrainerController(executor.plan, RolloutBatches(args, prompts, executor, ahead), executor)
+    controller = DistillationTrainerController(
+        executor.plan, RolloutBatches(args, diffusion, prompts, executor, ahead), executor
+    )
 
     controller.run(2)
 

@@ -9,6 +9,8 @@ from miles_dmd.contracts.reports import TrainReport
 from miles_dmd.errors import PhaseError
 from miles_dmd.executor import GroupExecutor, StartedRun, agreed, combined
 from miles_dmd.handles import BatchHandle, ScoreHandle
+from miles_dmd.modalities.diffusion import modality as diffusion
+from miles_dmd.modalities.diffusion.options import DiffusionOptions
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan import build_plan, requests_until_student_update
 from miles_dmd.plan.schedule import TrainerCounters
@@ -16,7 +18,7 @@ from miles_dmd.prompts import PromptSource
 
 
 def report(**parts):
-    return TrainReport(**{"num_samples": 2, "metrics": {"loss": 1.0}, **parts})
+    return TrainReport(**{"weight": 2, "metrics": {"loss": 1.0}, **parts})
 
 
 def test_ranks_that_disagree_end_the_run():
@@ -32,12 +34,12 @@ def test_ranks_that_agree_decide(applied):
 def test_means_are_over_samples_and_counts_add_up():
     metrics = combined(
         [
-            report(num_samples=3, metrics={"loss": 1.0}, nonfinite=1, seconds=2.0, peak_memory=2**20),
-            report(num_samples=1, metrics={"loss": 5.0}, nonfinite=2, seconds=1.0, peak_memory=3 * 2**20),
+            report(weight=3, metrics={"loss": 1.0}, nonfinite=1, seconds=2.0, peak_memory=2**20),
+            report(weight=1, metrics={"loss": 5.0}, nonfinite=2, seconds=1.0, peak_memory=3 * 2**20),
         ]
     )
 
-    assert metrics == {"loss": 2.0, "nonfinite": 3.0, "seconds": 2.0, "peak_memory_mib": 3.0}
+    assert metrics == {"loss": 2.0, "weight": 4.0, "nonfinite": 3.0, "seconds": 2.0, "peak_memory_mib": 3.0}
 
 
 def test_every_rank_gets_consecutive_chunks():
@@ -85,9 +87,9 @@ def test_engine_is_called_once_after_each_student_update(ratio, warmup, calls):
     schedule = build_plan("dmd2", config, {"distribution_matching"}).update_schedule
     rollouts, counters, last = CountingRollouts(), TrainerCounters(), 3
     executor = SimpleNamespace(generate=rollouts.generate)
-    args = SimpleNamespace(rollout_batch_size=4, stop_step_policy="stratified", num_inference_steps=4, seed=7)
+    args = SimpleNamespace(rollout_batch_size=4, seed=7, modality_options=DiffusionOptions())
     ahead = lambda request: requests_until_student_update(schedule, counters, request, last)  # noqa: E731
-    provider = RolloutBatches(args, PromptSource(["a", "b", "c"], 7), executor, ahead)
+    provider = RolloutBatches(args, diffusion, PromptSource(["a", "b", "c"], 7), executor, ahead)
 
     while counters.global_step < last:
         cycle = schedule.next_cycle(counters)

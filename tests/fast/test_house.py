@@ -24,7 +24,7 @@ NEUTRAL = [
     "batches.py",
     "local.py",
     "rollout.py",
-    "grids.py",
+    "contracts/modality.py",
     "students.py",
     "run_logger.py",
     "plan/controller.py",

@@ -55,7 +55,7 @@ def test_a_symbolic_link_is_followed(tmp_path):
         ("p.csv", b"a,b\n", [".txt", ".jsonl"]),
         ("p.jsonl", b"", ["holds no prompts"]),
         ("p.jsonl", b'{"prompt": "a"}\n\nnot json\n', ["line 3", "not JSON"]),
-        ("p.jsonl", b'{"text": "a"}\n', ["line 1", '"prompt"']),
+        ("p.jsonl", b'{"caption": "a"}\n', ["line 1", '"prompt"']),
         ("p.jsonl", b'["a"]\n', ["line 1", '"prompt"']),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": 3}\n', ["line 2", "3", "not a text"]),
         ("p.jsonl", b'{"prompt": "  "}\n', ["line 1", "not a text"]),

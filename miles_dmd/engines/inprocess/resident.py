@@ -12,7 +12,7 @@ from miles_dmd.training.compute import release_cached_memory
 
 
 class ResidentEngine:
-    """What the in-process engines of all modalities share; ``version`` is that of the weights that it holds."""
+    """Part that in-process engines of all modalities share; ``version`` is that of the weights that it holds."""
 
     notes: Sequence[str] = ()
 

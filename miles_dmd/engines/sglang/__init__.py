@@ -19,7 +19,7 @@ from miles_dmd.engines.sglang.server_flags import LANGUAGE, require_one_device, 
 from miles_dmd.errors import ConfigError
 from miles_dmd.modalities.diffusion.family import diffusion_family
 from miles_dmd.modalities.language.options import LanguageOptions
-from miles_dmd.sampling.strategies import FEW_STEP
+from miles_dmd.sampling.strategies import FEW_STEP, ON_POLICY
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
@@ -133,7 +133,7 @@ engine = EngineType(
         "diffusion": "miles_dmd.engines.sglang.sampler:build",
         "language": "miles_dmd.engines.sglang.language.sampler:build",
     },
-    rollouts={**FEW_STEP, "on_policy_tokens": {}},
+    rollouts={**FEW_STEP, **ON_POLICY},
     options=Options,
     check=check,
     serve="miles_dmd.engines.sglang.dispatch:serve",

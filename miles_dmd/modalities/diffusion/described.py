@@ -1,4 +1,4 @@
-"""What a run tells of its diffusion student: rows of the dry run, distillation.json, the call on the console."""
+"""Descriptions of a diffusion student: rows of the dry run, distillation.json, the call on the console."""
 
 from __future__ import annotations
 

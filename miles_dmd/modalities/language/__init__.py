@@ -11,6 +11,7 @@ from miles_dmd.modalities.language.record import LanguageRecord, describe, read_
 from miles_dmd.modalities.language.requests import requests
 from miles_dmd.modalities.language.rules import RULES, rows
 from miles_dmd.modalities.language.texts import METRICS, sample_texts
+from miles_dmd.sampling.strategies import ON_POLICY
 
 if TYPE_CHECKING:
     from miles_dmd.preflight.resolved import ResolvedRun
@@ -29,7 +30,7 @@ def usage(run: ResolvedRun, directory: Path, record: LanguageRecord) -> str:
 
 modality = Modality(
     options=LanguageOptions,
-    strategies=frozenset({"on_policy_tokens"}),
+    strategies=frozenset(ON_POLICY),
     family="causal_lm",
     code="miles_dmd.modalities.language.code",
     requests=requests,

@@ -22,7 +22,7 @@ def build_network(directory: Path) -> nn.Module:
 
 
 def end_tokens(directory: Path) -> Sequence[int]:
-    """Of generation_config.json, which some models write wider than config.json, else of config.json."""
+    """Ids of generation_config.json, which some models write wider than config.json, else of config.json."""
     from transformers import AutoConfig, GenerationConfig
 
     found: Any = None

@@ -69,7 +69,7 @@ def test_a_loss_type_of_the_users_own_brings_its_flags(own_loss):
 def test_values_may_follow_an_equals_sign_and_start_with_a_dash():
     args = parse_args(["--negative-prompt=--blurry", "--betas", "0", "0.99", "--lr=1e-3"])
 
-    assert (args.negative_prompt, args.betas, args.lr) == ("--blurry", (0.0, 0.99), 1e-3)
+    assert (args.modality_options.negative_prompt, args.betas, args.lr) == ("--blurry", (0.0, 0.99), 1e-3)
 
 
 def test_help_is_shown_without_a_loss_type(capsys):

@@ -4,6 +4,7 @@ import pytest
 
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.idle import UNREAD
+from miles_dmd.modalities.diffusion import modality as diffusion
 from miles_dmd.preflight.rules import resolve
 
 SWITCHED_OFF = {
@@ -35,7 +36,7 @@ def words(text):
 
 
 def test_every_argument_that_can_be_switched_off_is_tried():
-    assert set(SWITCHED_OFF) == {name for unread in UNREAD for name in unread.arguments}
+    assert set(SWITCHED_OFF) == {name for unread in (*UNREAD, *diffusion.idle) for name in unread.arguments}
 
 
 @pytest.mark.parametrize("argument", SWITCHED_OFF)

@@ -38,7 +38,12 @@ def test_the_nested_form_becomes_arguments(parse):
         """
     )
 
-    assert (args.loss_type, args.hf_checkpoint, args.solver, args.ema_decay) == ("dmd2", "some/dir", "euler", 0.5)
+    assert (args.loss_type, args.hf_checkpoint, args.modality_options.solver, args.ema_decay) == (
+        "dmd2",
+        "some/dir",
+        "euler",
+        0.5,
+    )
     assert (args.loss_options.fake_update_ratio, args.loss_options.fake_warmup_cycles) == (2, 1)
     assert [dict(trainer.overrides) for trainer in args.trainers] == [{"lr": 4e-6}, {"micro_batch_size": 2}]
 
@@ -115,7 +120,7 @@ def test_every_setting_of_the_on_policy_loss_has_an_argument_or_one_value():
 def test_sampling_by_renoising_has_two_names(parse, strategy):
     args = parse(f"distillation: {{distribution_matching: {{rollout_strategy: {strategy}}}}}", "--lr", "1")
 
-    assert (args.solver, args.loss_type) == ("renoise", "dmd2")
+    assert (args.modality_options.solver, args.loss_type) == ("renoise", "dmd2")
 
 
 def test_without_a_trainer_type_the_loss_type_decides(parse, own_loss):

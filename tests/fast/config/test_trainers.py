@@ -13,6 +13,7 @@ from miles_dmd.config.trainers import TrainerConfig, compute_trainer_args, compu
 from miles_dmd.config.values import kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import loss_type as dmd2
+from miles_dmd.modalities.diffusion import modality as diffusion
 from miles_dmd.preflight.overrides import RUN_WIDE, check_run_wide
 from miles_dmd.preflight.rules import resolve
 
@@ -164,7 +165,9 @@ def test_every_argument_is_the_runs_or_may_be_a_trainers_own(asked):
     allowed = set()
     for name in kinds(Args):
         try:
-            check_run_wide(replace(args, trainers=(TrainerConfig("actor", {name: getattr(args, name)}),)), dmd2)
+            check_run_wide(
+                replace(args, trainers=(TrainerConfig("actor", {name: getattr(args, name)}),)), dmd2, diffusion
+            )
             allowed.add(name)
         except ConfigError:
             continue

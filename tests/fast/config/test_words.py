@@ -55,7 +55,7 @@ def test_memory_that_runs_out_at_the_door_is_told_with_the_flag(run, asked, monk
     def full(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("miles_dmd.preflight.rules.check_pipeline", full)
+    monkeypatch.setattr("miles_dmd.modalities.diffusion.family.consistency.check_pipeline", full)
     code, lines, files = run()
 
     assert (code, len(lines), files) == (2, 1, [])

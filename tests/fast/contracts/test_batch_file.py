@@ -26,7 +26,7 @@ def batch():
 def test_batch_comes_back_bit_equal(batch, tmp_path):
     write_batch(tmp_path / "batch.safetensors", batch)
 
-    read = read_batch(tmp_path / "batch.safetensors")
+    read = read_batch(tmp_path / "batch.safetensors", DenoisingBatch)
 
     for name in ("ids", "prompt_ids", "stop_steps", "policy_version", "run_seed"):
         assert getattr(read, name) == getattr(batch, name)
@@ -37,7 +37,7 @@ def test_batch_comes_back_bit_equal(batch, tmp_path):
 def test_rows_of_a_larger_batch_are_written_alone(batch, tmp_path):
     write_batch(tmp_path / "part.safetensors", batch.take([1]))
 
-    assert read_batch(tmp_path / "part.safetensors").ids == (6,)
+    assert read_batch(tmp_path / "part.safetensors", DenoisingBatch).ids == (6,)
     assert (tmp_path / "part.safetensors").stat().st_size < 1024
 
 
@@ -46,7 +46,7 @@ def test_other_file_is_no_batch(tmp_path, content):
     (tmp_path / "batch.safetensors").write_bytes(content)
 
     with pytest.raises(CheckpointError, match="is no batch"):
-        read_batch(tmp_path / "batch.safetensors")
+        read_batch(tmp_path / "batch.safetensors", DenoisingBatch)
 
 
 @pytest.mark.parametrize("header", ["[]", "{}", '{"format": 1}', '{"format": 1, "ids": 3}', "x"])
@@ -56,9 +56,9 @@ def test_header_that_says_something_else_is_refused_by_name(batch, tmp_path, hea
     save_file(tensors, tmp_path / "batch.safetensors", {"batch": header})
 
     with pytest.raises(CheckpointError, match=r"batch\.safetensors is (no|a) batch"):
-        read_batch(tmp_path / "batch.safetensors")
+        read_batch(tmp_path / "batch.safetensors", DenoisingBatch)
 
 
 def test_missing_file_is_told(tmp_path):
     with pytest.raises(CheckpointError, match="is no batch"):
-        read_batch(tmp_path / "batch.safetensors")
+        read_batch(tmp_path / "batch.safetensors", DenoisingBatch)

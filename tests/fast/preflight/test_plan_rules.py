@@ -119,7 +119,7 @@ def test_an_engine_that_says_nothing_of_what_it_plays_is_refused(refused, lab):
 @pytest.mark.parametrize("rollouts", [{"ode_euler"}, "ode_euler", {"ode_euler": "euler"}, None])
 def test_rollouts_of_another_shape_are_refused_when_the_engine_is_made(rollouts):
     with pytest.raises(ConfigError, match=r"EngineType: rollouts .* must map strategies to their arguments"):
-        EngineType(build="lab:build", rollouts=rollouts)
+        EngineType(builds={"diffusion": "lab:build"}, rollouts=rollouts)
 
 
 def test_what_plug_ins_declare_of_themselves_is_what_runs(asked, latest, lab):

@@ -59,7 +59,7 @@ def test_one_plan_is_built(counts):
 def test_each_plug_in_is_loaded_once(counts):
     loads = {name.rpartition(".")[2]: count for name, count in counts.items() if name.startswith("load ")}
 
-    assert loads == {"dmd2": 1, "sd3": 1, "inprocess": 1, "actor": 1, "critic": 1}
+    assert loads == {"dmd2": 1, "diffusion": 1, "sd3": 1, "inprocess": 1, "actor": 1, "critic": 1}
 
 
 def test_each_trainers_arguments_are_made_once(counts):

@@ -13,6 +13,7 @@ from miles_dmd.config.cli import parse_args
 from miles_dmd.config.trainers import TrainerConfig
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import Options
+from miles_dmd.modalities.diffusion.options import DiffusionOptions
 from miles_dmd.models.sd3 import family
 from miles_dmd.pipelines.weights import ENCODER_WEIGHTS, WEIGHTS
 from miles_dmd.preflight.rules import _flag_and_path, resolve
@@ -34,7 +35,7 @@ def test_args_with_nothing_wrong_pass(args):
         ({"num_rollout": True}, "--num-rollout True must be a whole number"),
         ({"num_rollout": 1.5}, "--num-rollout 1.5"),
         ({"lr": float("nan")}, "--lr nan"),
-        ({"solver": "heun"}, "--solver 'heun'"),
+        ({"modality_options": DiffusionOptions(solver="heun")}, "--solver 'heun'"),
         ({"betas": (0.9,)}, "--betas"),
         ({"loss_options": Options(fake_update_ratio=True)}, "--fake-update-ratio True"),
         ({"trainers": (TrainerConfig("critic", {"lrr": 1}),)}, "did you mean lr?"),
@@ -224,7 +225,8 @@ def test_what_is_no_arguments_at_all_is_refused(other):
 def test_a_path_that_cannot_be_looked_at_is_laid_to_the_flag_that_names_it(path, flag):
     """And never to a text that happens to lie in it: the empty one of --negative-prompt lies in all."""
     args = Args(
-        hf_checkpoint="/data/sd35", prompt_data="/data/p.txt", cache_dir="/data/cache", negative_prompt="data",
+        hf_checkpoint="/data/sd35", prompt_data="/data/p.txt", cache_dir="/data/cache",
+        modality_options=DiffusionOptions(negative_prompt="data"),
         trainers=(TrainerConfig("critic", {"hf_checkpoint": "/data/sd35/inner"}),),
     )  # fmt: skip
 

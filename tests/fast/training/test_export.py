@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from miles_dmd import registry
 from miles_dmd.errors import SaveError
 from miles_dmd.modalities.diffusion.distillation import Distillation, read_distillation
+from miles_dmd.modalities.diffusion.export import WEIGHTS_NAME, write_pipeline
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.training import export
 
@@ -39,7 +40,7 @@ def sharded_source(tmp_path):
     folder = tmp_path / "source" / "transformer"
     folder.mkdir(parents=True)
     network.save_config(folder)
-    save_torch_state_dict(network.state_dict(), folder, filename_pattern=export.WEIGHTS_NAME, max_shard_size=20_000)
+    save_torch_state_dict(network.state_dict(), folder, filename_pattern=WEIGHTS_NAME, max_shard_size=20_000)
     return tmp_path / "source"
 
 
@@ -54,7 +55,7 @@ def test_sharded_half_precision_weights_survive_loading_and_writing(
     half = len(parameters) // 2
     buckets = [dict(list(parameters.items())[:half]), dict(list(parameters.items())[half:])]
 
-    report = export._write_network(tmp_path / "written", sharded_source / "transformer", buckets, "auto")
+    report = export.write_network(tmp_path / "written", sharded_source / "transformer", buckets, "auto", WEIGHTS_NAME)
 
     assert report.dtype == dtype
     index = json.loads((tmp_path / "written" / "diffusion_pytorch_model.safetensors.index.json").read_text())
@@ -80,7 +81,7 @@ def write(teacher):
     def written(directory, checkpoint=teacher, dtype="auto", said=SAID):
         stored = load_file(checkpoint / WEIGHTS)
         average = {name: value.float() * 1.01 for name, value in stored.items() if name != "pos_embed.pos_embed"}
-        return export.write_student(
+        return write_pipeline(
             directory, [average], family=FAMILY, start=checkpoint, shift=3.0, distillation=said, dtype=dtype
         )
 

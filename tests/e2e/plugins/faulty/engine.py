@@ -14,7 +14,7 @@ def num_servers(args):
     return 0
 
 
-engine = EngineType(build="faulty.engine:build", rollouts=inprocess.rollouts, num_servers=num_servers)
+engine = EngineType(builds={"diffusion": "faulty.engine:build"}, rollouts=inprocess.rollouts, num_servers=num_servers)
 
 
 def build(*args, **more):

@@ -10,6 +10,7 @@ import pytest
 
 from miles_dmd.contracts.reports import SampleStatistics
 from miles_dmd.modalities.diffusion.grids import SampleGrids
+from miles_dmd.modalities.diffusion.options import DiffusionOptions
 
 TEACHER = {"num_inference_steps": 28, "guidance_scale": 4.5}
 
@@ -24,20 +25,20 @@ class Drawing:
         self.teachers = 0
         self.spans = SimpleNamespace(span=lambda *args, **more: contextlib.nullcontext())
 
-    def draw_teacher(self, requests, sampling):
+    def show_teacher(self, requests, sampling):
         assert sampling == self.teacher
         self.teachers += 1
         images = numpy.zeros((len(requests), 4, 4, 3), dtype=numpy.uint8)
         return images, SampleStatistics(spread=2.0, saturation=0.001, limit=5.0)
 
-    def draw_student(self, requests, limit):
+    def show_student(self, requests, limit):
         self.limits.append(limit)
         images = numpy.zeros((len(requests), 4, 4, 3), dtype=numpy.uint8)
         return images, SampleStatistics(spread=self.spread, saturation=0.0 if limit is None else 0.5, limit=3.0)
 
 
 def test_grids_compare_with_the_teachers(tmp_path):
-    args = SimpleNamespace(sample_prompts=1, seed=0, num_inference_steps=4)
+    args = SimpleNamespace(sample_prompts=1, seed=0, modality_options=DiffusionOptions())
     told, executor = [], Drawing()
     grids = SampleGrids(args, ["a digit"], tmp_path, TEACHER, told.append)
 
@@ -61,7 +62,7 @@ def test_grids_compare_with_the_teachers(tmp_path):
     ids=["the same", "another directory", "other prompts", "other guidance"],
 )
 def test_resumed_run_draws_the_teacher_where_it_is_not_there(tmp_path, where, texts, teacher, drawn):
-    args, executor = SimpleNamespace(sample_prompts=2, seed=0, num_inference_steps=4), Drawing(teacher)
+    args, executor = SimpleNamespace(sample_prompts=2, seed=0, modality_options=DiffusionOptions()), Drawing(teacher)
     first = SampleGrids(args, ["a digit"], tmp_path / "a", TEACHER)
     first.draw_teacher(Drawing())
     other = SampleGrids(args, texts, tmp_path / where, teacher)
@@ -74,7 +75,7 @@ def test_resumed_run_draws_the_teacher_where_it_is_not_there(tmp_path, where, te
 
 
 def test_grids_compare_with_the_first_where_no_teacher_can_be_sampled_also_after_a_resume(tmp_path):
-    args = SimpleNamespace(sample_prompts=1, seed=0, num_inference_steps=4)
+    args = SimpleNamespace(sample_prompts=1, seed=0, modality_options=DiffusionOptions())
     told, executor = [], Drawing()
     first, other = (SampleGrids(args, ["a digit"], tmp_path / name / "samples", {}, told.append) for name in "ab")
 
@@ -95,7 +96,7 @@ def test_grids_compare_with_the_first_where_no_teacher_can_be_sampled_also_after
 
 def test_grid_that_cannot_be_drawn_is_left_out_with_one_warning_and_the_numbers_are_told(tmp_path, caplog):
     """A matplotlibrc of the user's asks for LaTeX, which is not there: matplotlib raises when it writes."""
-    args = SimpleNamespace(sample_prompts=1, seed=0, num_inference_steps=4)
+    args = SimpleNamespace(sample_prompts=1, seed=0, modality_options=DiffusionOptions())
     told = []
     grids = SampleGrids(args, ["a digit"], tmp_path, TEACHER, told.append)
 
@@ -113,7 +114,7 @@ def test_grid_that_cannot_be_drawn_is_left_out_with_one_warning_and_the_numbers_
 
 
 def test_grid_and_reference_without_a_folder_are_left_out(tmp_path, caplog):
-    args = SimpleNamespace(sample_prompts=1, seed=0, num_inference_steps=4)
+    args = SimpleNamespace(sample_prompts=1, seed=0, modality_options=DiffusionOptions())
     (tmp_path / "samples").touch()
     grids = SampleGrids(args, ["a digit"], tmp_path / "samples", TEACHER)
 
