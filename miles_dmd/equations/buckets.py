@@ -49,7 +49,7 @@ def bucket_logprobs(
     dz_j = w_j 1[j in head] + w_tail 1[j in tail] p_j / tau + w_A 1[j = A] - W p_j.
     Shifted log-sum-exp: Blanchard et al. 2021, IMA J. Numer. Anal. 41(4), eq. 1.3.
     """
-    _check(logits, head_ids, observed_ids)
+    check_rows(logits, head_ids, observed_ids)
     entries = _CPU_CHUNK if logits.device.type == "cpu" else _DEVICE_CHUNK
     rows = max(1, entries // logits.shape[1]) if chunk_rows is None else chunk_rows
     if rows < 1:
@@ -109,7 +109,8 @@ def _chunks(rows: int, chunk_rows: int) -> Iterator[slice]:
     return (slice(first, first + chunk_rows) for first in range(0, rows, chunk_rows))
 
 
-def _check(logits: Tensor, head_ids: Tensor, observed_ids: Tensor) -> None:
+def check_rows(logits: Tensor, head_ids: Tensor, observed_ids: Tensor) -> None:
+    """Raises ValueError unless ``logits`` are [N, V], ``head_ids`` [N, K] and ``observed_ids`` [N]."""
     if logits.ndim != 2 or not logits.is_floating_point():
         raise ValueError(f"logits must be [N, V] and floating, got {tuple(logits.shape)} {logits.dtype}")
     rows, vocabulary = logits.shape

@@ -15,7 +15,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from miles_dmd.equations.buckets import Buckets, bucket_logprobs
+from miles_dmd.equations.buckets import Buckets, bucket_logprobs, check_rows
 
 TAIL_FLOOR = 1e-5
 """Least tail mass in L, for both sides. The tail of an fp32 payload is noise below 1e-6, and any L keeps ResOPD
@@ -139,6 +139,7 @@ def token_loss(
     """
     if name not in LOSSES:
         raise ValueError(f"unknown token loss {name!r}: must be one of {', '.join(LOSSES)}")
+    check_rows(student_logits, head_ids, observed_ids)
     _check(head_ids, head_logprobs, observed_logprobs, mask, teacher_tail_logprob, importance_weight)
     valid = torch.ones_like(observed_ids, dtype=torch.bool) if mask is None else mask.bool()
     # before any arithmetic: 0 * nan is nan, also in the backward
