@@ -15,7 +15,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from miles_dmd.equations.buckets import Buckets, bucket_logprobs
+from miles_dmd.equations.buckets import Buckets, bucket_logprobs, check_rows
 
 TAIL_FLOOR = 1e-5
 """Least tail mass in L, for both sides. The tail of an fp32 payload is noise below 1e-6, and any L keeps ResOPD
@@ -125,25 +125,28 @@ def token_loss(
     importance_weight: Tensor | None = None,
     *,
     chunk_rows: int | None = None,
+    reuse_logits: bool = False,
 ) -> tuple[Tensor, Metrics]:
     """(loss [N], metrics [N] each): the loss ``name`` of N tokens; fp32, or fp64 for fp64 logits. Take means of both.
 
     ``student_logits`` [N, V] alone get a gradient. The teacher's: ``head_ids`` and ``head_logprobs`` [N, K], not
     renormalised; ``observed_logprobs`` and ``teacher_tail_logprob`` [N], the latter by default from the head.
     ``observed_ids`` [N]: what the student sampled. ``mask`` [N]: rows that count; the others give exact zeros, also for
-    infinite or NaN logits and scores and for ids of no token. Metrics: see token_metrics.
+    infinite or NaN logits and scores and for ids of no token. ``chunk_rows``, ``reuse_logits``: see bucket_logprobs.
+    Metrics: see token_metrics.
     Raises ValueError for an unknown name, and for shapes that do not fit.
     On-policy distillation: Agarwal et al. 2023, arXiv 2306.13649; each loss has its own source.
     """
     if name not in LOSSES:
         raise ValueError(f"unknown token loss {name!r}: must be one of {', '.join(LOSSES)}")
+    check_rows(student_logits, head_ids, observed_ids)
     _check(head_ids, head_logprobs, observed_logprobs, mask, teacher_tail_logprob, importance_weight)
     valid = torch.ones_like(observed_ids, dtype=torch.bool) if mask is None else mask.bool()
     # before any arithmetic: 0 * nan is nan, also in the backward
     rows, width = valid[:, None], head_ids.shape[1]
     head_ids = torch.where(rows, head_ids, torch.arange(width, device=head_ids.device, dtype=head_ids.dtype))
     observed_ids = torch.where(valid, observed_ids, 0)
-    student = bucket_logprobs(student_logits, head_ids, observed_ids, chunk_rows=chunk_rows)
+    student = bucket_logprobs(student_logits, head_ids, observed_ids, chunk_rows=chunk_rows, reuse_logits=reuse_logits)
     dtype, even = student.tail.dtype, -math.log(2 * width)
     student = Buckets(
         torch.where(rows, student.head, even),
