@@ -163,9 +163,9 @@ def bare_cycles(args):
     import torch
 
     from miles_dmd import registry
-    from miles_dmd.network.conditions import PromptTable
-    from miles_dmd.network.denoiser import Denoiser
-    from miles_dmd.network.encoding import ensure_table
+    from miles_dmd.modalities.diffusion.conditions import PromptTable
+    from miles_dmd.modalities.diffusion.denoiser import Denoiser
+    from miles_dmd.modalities.diffusion.encoding import ensure_table
     from miles_dmd.network.pretrained import load_network
     from miles_dmd.prompts import PromptSource
     from miles_dmd.training.compute import prepare_process
@@ -223,8 +223,8 @@ def rollout(args, sampler, prompts, table):
     import torch
 
     from miles_dmd import registry, seeds
-    from miles_dmd.contracts.engine import RolloutRequest
     from miles_dmd.engines.inprocess.sampler import InProcessEngine
+    from miles_dmd.modalities.diffusion.requests import DenoisingRequest
     from miles_dmd.sampling.grid import sigma_grid
     from miles_dmd.sampling.stopping import stop_steps
 
@@ -238,7 +238,7 @@ def rollout(args, sampler, prompts, table):
     )  # fmt: skip
     batch = engine.generate(
         [
-            RolloutRequest(
+            DenoisingRequest(
                 prompt.sample_id, prompt.prompt_id, seeds.derive(args.seed, "rollout", prompt.sample_id), stop
             )
             for prompt, stop in zip(drawn, stops, strict=True)

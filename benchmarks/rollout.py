@@ -17,7 +17,7 @@ from pathlib import Path
 
 from miles_dmd import registry
 from miles_dmd.config.cli import parse_args
-from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 
 ROOT = Path(__file__).parents[1]
 WARM_UP = 1
@@ -49,8 +49,8 @@ def arguments(chosen: argparse.Namespace, *more: str):
 
 def variants(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> dict:
     """name -> engine."""
-    from miles_dmd.network.conditions import PromptTable
-    from miles_dmd.network.encoding import ensure_table
+    from miles_dmd.modalities.diffusion.conditions import PromptTable
+    from miles_dmd.modalities.diffusion.encoding import ensure_table
     from miles_dmd.prompts import PromptSource
     from miles_dmd.training.compute import choose_compute, prepare_process
 
@@ -100,7 +100,7 @@ def measure(engines: dict, chosen: argparse.Namespace) -> list[dict]:
     for round_number in range(chosen.rounds + WARM_UP):
         for name, engine in engines.items():
             steps = engine.args.num_inference_steps if hasattr(engine, "args") else len(engine.sigmas)
-            requests = [RolloutRequest(i, i % 2, 1000 * round_number + i, i % steps) for i in range(chosen.batch)]
+            requests = [DenoisingRequest(i, i % 2, 1000 * round_number + i, i % steps) for i in range(chosen.batch)]
             before = traffic(engine)
             started = time.perf_counter()
             engine.generate(requests)

@@ -10,16 +10,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from miles_dmd import seeds
-from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.executor import GroupExecutor
 from miles_dmd.handles import BatchHandle
 from miles_dmd.plan import PhaseRequest
 from miles_dmd.prompts import PromptSource
-from miles_dmd.sampling.stopping import stop_steps
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
+    from miles_dmd.contracts.modality import Modality
 
 
 class RolloutBatches:
@@ -30,15 +28,21 @@ class RolloutBatches:
     """
 
     def __init__(
-        self, args: Args, prompts: PromptSource, executor: GroupExecutor, ahead: Callable[[PhaseRequest], int]
+        self,
+        args: Args,
+        modality: Modality,
+        prompts: PromptSource,
+        executor: GroupExecutor,
+        ahead: Callable[[PhaseRequest], int],
     ) -> None:
-        self.args, self.prompts, self.executor, self.ahead = args, prompts, executor, ahead
+        self.args, self.modality, self.prompts, self.executor, self.ahead = args, modality, prompts, executor, ahead
         self._ready: deque[BatchHandle] = deque()
         self._since, self._drawn = prompts.cursor, 0
 
     def next(self, request: PhaseRequest) -> BatchHandle:
         if not self._ready:
-            requests = [self._requests() for _ in range(self.ahead(request))]
+            size, count = self.args.rollout_batch_size, self.ahead(request)
+            requests = [self.modality.requests(self.args, self.prompts.next(size)) for _ in range(count)]
             self._ready.extend(self.executor.generate(requests))
             self._drawn += len(requests)
         return self._ready.popleft()
@@ -59,20 +63,3 @@ class RolloutBatches:
         """Batches of another size are counted from here on."""
         if state["size"] == self.args.rollout_batch_size:
             self._since, self._drawn = state["since"], state["batches"]
-
-    def _requests(self) -> list[RolloutRequest]:
-        prompts = self.prompts.next(self.args.rollout_batch_size)
-        first = prompts[0].sample_id
-        stops = stop_steps(
-            self.args.stop_step_policy,
-            len(prompts),
-            self.args.num_inference_steps,
-            seed=seeds.derive(self.args.seed, "stop steps", first),
-            first=first,
-        )
-        return [
-            RolloutRequest(
-                prompt.sample_id, prompt.prompt_id, seeds.derive(self.args.seed, "rollout", prompt.sample_id), stop
-            )
-            for prompt, stop in zip(prompts, stops, strict=True)
-        ]

@@ -11,6 +11,7 @@ MilesDmdError
 ├── PhaseError           a phase of a cycle broke its promise; the driver is terminal
 │   └── PhaseReportError an executor reported other optimizer steps than it was asked for
 ├── ExternalDataError    one group handed another the wrong samples, keys or policy version
+│   └── ScoresError      scores that cannot be a teacher's about these samples (a ValueError, too)
 ├── EngineError          the rollout engine could not, or did not, do what it was asked
 │   ├── EngineRefused    a server said no: asking again would change nothing
 │   ├── EngineUnavailable a server gave no answer, or failed: asking again, or another one, may help
@@ -77,6 +78,10 @@ class PhaseReportError(PhaseError, ValueError):
 
 class ExternalDataError(MilesDmdError, RuntimeError):
     """Data handed from one group to another is about other samples, or incomplete."""
+
+
+class ScoresError(ExternalDataError, ValueError):
+    """Scores that no teacher could have given of these samples: misaligned, incomplete, or of another dtype."""
 
 
 class EngineError(MilesDmdError, RuntimeError):

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 from miles_dmd.checkpoint.manifest import FileEntry
 from miles_dmd.checkpoint.records import ROLLOUT_STATE
-from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.loss import LossType
-from miles_dmd.contracts.reports import ExportReport, SampleStatistics, TrainReport
+from miles_dmd.contracts.modality import Shown
+from miles_dmd.contracts.reports import ExportReport, TrainReport
+from miles_dmd.contracts.student import StudentRecord
 from miles_dmd.errors import ExternalDataError, PhaseError
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
 from miles_dmd.observe.spans import SpanLog
@@ -30,9 +31,6 @@ ROLLOUT = "the rollout worker"
 """In messages."""
 PENDING = "pending"
 """Folder of a checkpoint that holds sampled batches which no phase has used yet."""
-
-Pictures = tuple[Any, SampleStatistics]
-"""[B, H, W, 3] uint8 images, and numbers about their latents."""
 
 
 class TrainerGroup(Protocol):
@@ -63,7 +61,7 @@ class Rollouts(Protocol):
     """The rollout worker, addressed from the driver.
 
     It alone wakes and puts to sleep its engine, which shares devices with the trainers: every call wakes it where
-    it has to, and ``generate``, ``load_batches``, ``teacher_pictures`` and ``sleep`` leave it asleep.
+    it has to, and ``generate``, ``load_batches``, ``show_teacher`` and ``sleep`` leave it asleep.
     """
 
     def generate(self, batches: Sequence[Sequence[RolloutRequest]], num_chunks: int) -> list[BatchHandle]: ...
@@ -72,11 +70,11 @@ class Rollouts(Protocol):
 
     def sleep(self) -> None: ...
 
-    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures: ...
+    def show(self, requests: Sequence[RolloutRequest], reference: Any) -> Shown: ...
 
-    def teacher_pictures(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures: ...
+    def show_teacher(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Shown: ...
 
-    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> ExportReport: ...
+    def export(self, weights: WeightHandle, directory: Path, record: StudentRecord) -> ExportReport: ...
 
     def take_exported(self, directory: Path, version: int) -> None: ...
 
@@ -174,19 +172,19 @@ class GroupExecutor:
 
     # -- what a run shows and leaves --------------------------------------------------------------------------------
 
-    def draw_student(self, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
+    def show_student(self, requests: Sequence[RolloutRequest], reference: Any) -> Shown:
         """Finished samples of the student's moving average, or of the student where the plan keeps none; and numbers
-        about them."""
+        about them, relative to ``reference``."""
         if self.averages:
             with self.averaged_weights():
-                return self._rollouts.pictures(requests, limit)
-        drawn = self._rollouts.pictures(requests, limit)
+                return self._rollouts.show(requests, reference)
+        shown = self._rollouts.show(requests, reference)
         self._rollouts.sleep()
-        return drawn
+        return shown
 
-    def draw_teacher(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures:
+    def show_teacher(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Shown:
         """Finished samples of the teacher, sampled as ``sampling`` says, and numbers about them."""
-        return self._rollouts.teacher_pictures(requests, sampling)
+        return self._rollouts.show_teacher(requests, sampling)
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -199,15 +197,15 @@ class GroupExecutor:
         self._rollouts.update_weights(self._student_weights(averaged=False), self.policy_version)
         self._rollouts.sleep()
 
-    def draw_exported(self, directory: Path, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
+    def show_exported(self, directory: Path, requests: Sequence[RolloutRequest], reference: Any) -> Shown:
         """Finished samples of the student in ``directory``, as it was rounded; the last that is asked of the engine."""
         self._rollouts.take_exported(directory, self.policy_version)
-        return self._rollouts.pictures(requests, limit)
+        return self._rollouts.show(requests, reference)
 
-    def export(self, directory: Path, distillation: Distillation) -> ExportReport:
-        """Write the weights that the plan exports as a pipeline directory. Raises SaveError."""
+    def export(self, directory: Path, record: StudentRecord) -> ExportReport:
+        """Write the weights that the plan exports as a model directory. Raises SaveError."""
         averaged = self.plan.export.role == "student_ema"
-        return self._rollouts.export(self._student_weights(averaged=averaged), directory, distillation)
+        return self._rollouts.export(self._student_weights(averaged=averaged), directory, record)
 
     def peak_memory(self) -> dict[str, int]:
         """Most bytes that a rank of each group has held, and the rollout worker."""
@@ -251,14 +249,15 @@ def agreed(group: str, reports: Sequence[TrainReport]) -> bool:
 
 
 def combined(reports: Sequence[TrainReport]) -> dict[str, float]:
-    """Means over all samples of the phase; counts add up, the slowest rank tells the time."""
-    samples = sum(report.num_samples for report in reports)
+    """Means over all units of the phase, whose number is ``weight``; counts add up, the slowest rank tells the time."""
+    weight = math.fsum(report.weight for report in reports)
     means = {
-        name: math.fsum(report.metrics[name] * report.num_samples for report in reports) / samples
+        name: math.fsum(report.metrics[name] * report.weight for report in reports) / weight
         for name in reports[0].metrics
     }
     return {
         **means,
+        "weight": weight,
         "nonfinite": float(sum(report.nonfinite for report in reports)),
         "seconds": max(report.seconds for report in reports),
         "peak_memory_mib": max(report.peak_memory for report in reports) / 2**20,

@@ -10,16 +10,14 @@ import torch.distributed as dist
 
 from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import FileEntry
+from miles_dmd.contracts.batch import join
 from miles_dmd.contracts.engine import StartServer
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.contracts.reports import TrainReport
-from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import noting
 from miles_dmd.executor import StartedRun
 from miles_dmd.generators import seed_globals
 from miles_dmd.handles import BatchHandle, ScoreHandle, WeightHandle
-from miles_dmd.network.conditions import PromptTable
-from miles_dmd.network.encoding import ensure_table
 from miles_dmd.observe.count import Count
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.rollout import RolloutWorker
@@ -38,11 +36,11 @@ class LocalGroup:
     def train(self, batch: BatchHandle, scores: Mapping[str, ScoreHandle], roles: Sequence[str]) -> list[TrainReport]:
         external = {producer: ExternalData.join(handle.parts) for producer, handle in scores.items()}
         with noting(f"{self.name} rank 0", "training"):
-            return [self.trainer.train(DenoisingBatch.join(batch.chunks), external, roles)]
+            return [self.trainer.train(join(batch.chunks), external, roles)]
 
     def score(self, batch: BatchHandle) -> ScoreHandle:
         with noting(f"{self.name} rank 0", "scoring"):
-            return ScoreHandle(self.name, (self.trainer.score(DenoisingBatch.join(batch.chunks)),))
+            return ScoreHandle(self.name, (self.trainer.score(join(batch.chunks)),))
 
     def weights(self, role: str, *, averaged: bool) -> WeightHandle:
         return WeightHandle(self.trainer.weights(role, averaged=averaged))
@@ -65,7 +63,8 @@ def started(run: ResolvedRun, texts: Sequence[str]) -> Iterator[StartedRun]:
     prepare_process(args.cpu_threads)
     seed_globals(args.seed, "local")
     init_single_rank(compute)
-    prompts = PromptTable(ensure_table(args, texts, compute.device))
+    modality = run.modality.torch()
+    prompts = modality.open_prompts(modality.prepare(args, texts, compute.device))
     with contextlib.ExitStack() as stack:
         servers = start_servers(run, compute, stack)
         worker = RolloutWorker(student, compute=compute, prompts=prompts, texts=texts, servers=servers)

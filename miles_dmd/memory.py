@@ -7,7 +7,6 @@ from pathlib import Path
 
 from miles_dmd.config.args import Args
 from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.pipelines.consistency import lacking
 from miles_dmd.pipelines.documents import read_json
 from miles_dmd.pipelines.weights import safetensors_parameters
 from miles_dmd.preflight.resolved import ResolvedRun
@@ -37,11 +36,11 @@ def memory(run: ResolvedRun) -> tuple[list[tuple[str, ...]], str]:
     sizes = (_size(sampling), "-", "-", "-", _size(tables), _size(sampling + tables))
     rows.append(("rollout", "student", f"{number:,}", *sizes))
     note = (
-        "an estimate: without activations, gathered blocks, text encoders and VAE\n"
+        f"an estimate: without activations, gathered blocks, {run.modality.not_counted}\n"
         "  tables: fixed values that come with the network, such as positions; every rank holds them whole"
     )
     if run.args.sample_prompts:
-        note += "\n  rollout holds the teacher, too, while it draws the first grid of samples"
+        note += "\n  rollout holds the teacher, too, while it draws its first samples"
     return rows, note + _without_weights(run)
 
 
@@ -53,6 +52,8 @@ def _held(run: ResolvedRun, group: str, own: Args) -> Iterator[tuple[str, int, t
     for role in plan.roles_of(group):
         if role in fresh:
             continue  # known when it is built, and small beside a network
+        if role in checkpoints and getattr(own, checkpoints[role]) is None:
+            continue  # a server holds it
         if role in checkpoints:
             number = _parameters(run.family, getattr(own, checkpoints[role]))
             copy = COMPUTE[own.compute_dtype]
@@ -71,14 +72,14 @@ def _parameters(family: ModelFamily, pipeline: str) -> int:
     """Parameters of the network that is distilled, from its weights' headers, or without them from its config.json."""
     directory = Path(pipeline) / family.network_component
     found = safetensors_parameters(directory, family.saved_buffers)
-    return found or family.count_parameters(read_json(directory / "config.json"))
+    return found or family.count_parameters(Path(pipeline))
 
 
 def _without_weights(run: ResolvedRun) -> str:
     """A line for each pipeline directory that a run would refuse, since it holds the configuration alone."""
     lines = ""
     for path in sorted(run.directories):
-        if missing := lacking(path, run.family):
+        if missing := run.family.lacking(path):
             lines += (
                 f"\n  {path} lacks the files of {', '.join(missing)}: counted from its configuration, and a run "
                 "refuses it until they are there"

@@ -21,6 +21,8 @@ FORMAT = 1
 _FLAG = "--prompt-data"
 _LARGEST = 1024 * MIB
 _CURE = 'a .txt file has one prompt a line, a .jsonl file one {"prompt": "..."} a line'
+KEYS = ("prompt", "text", "messages")
+"""Of a line of JSON: a text without outer white space, a text as it stands, or a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +139,45 @@ def _json_line(line: str, where: str) -> str:
         record = parse_object(line)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}; {_CURE}") from None
-    if "prompt" not in record:
-        raise ConfigError(f'{where}: has no key "prompt"; {_CURE}')
-    prompt = record["prompt"]
+    found = [key for key in KEYS if key in record]
+    if len(found) != 1:
+        which = f"has both {' and '.join(map(repr, found))}" if found else 'has no key "prompt"'
+        raise ConfigError(f"{where}: {which}; {_CURE}")
+    prompt = record[found[0]]
+    if found[0] == "messages":
+        return _messages_text(prompt, where)
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ConfigError(f'{where}: "prompt" is {short_repr(prompt)}, not a text; {_CURE}')
-    return prompt.strip()
+        raise ConfigError(f'{where}: "{found[0]}" is {short_repr(prompt)}, not a text; {_CURE}')
+    return prompt.strip() if found[0] == "prompt" else prompt
+
+
+def _messages_text(messages: Any, where: str) -> str:
+    """A conversation as one text, from which ``messages_of`` makes it again."""
+    if not _are_messages(messages):
+        raise ConfigError(
+            f'{where}: "messages" is {short_repr(messages)}, not a list of {{"role": ..., "content": ...}} with texts'
+        )
+    return json.dumps(messages, ensure_ascii=False, sort_keys=True)
+
+
+def messages_of(text: str) -> list[dict[str, str]] | None:
+    """The conversation that a prompt is; None for a plain text."""
+    if not text.startswith("[{"):
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if _are_messages(found) else None
+
+
+def _are_messages(found: Any) -> bool:
+    return (
+        isinstance(found, list)
+        and bool(found)
+        and all(isinstance(row, dict) and row.keys() == {"role", "content"} for row in found)
+        and all(isinstance(value, str) for row in found for value in row.values())
+    )
 
 
 def _permutation(length: int, seed: int) -> list[int]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from miles_dmd.contracts.engine import EngineType
     from miles_dmd.contracts.family import ModelFamily
     from miles_dmd.contracts.loss import LossType
+    from miles_dmd.contracts.modality import Modality
     from miles_dmd.contracts.role import Role
 
 T = TypeVar("T")
@@ -120,6 +121,7 @@ WINGS: Mapping[str, Wing[Any]] = {
     "losses": Wing("--loss-type", "miles_dmd.losses", "loss_type", "miles_dmd.contracts.loss:LossType"),
     "models": Wing("--model-family", "miles_dmd.models", "family", "miles_dmd.contracts.family:ModelFamily"),
     "engines": Wing("--rollout-engine", "miles_dmd.engines", "engine", "miles_dmd.contracts.engine:EngineType"),
+    "modalities": Wing("modality", "miles_dmd.modalities", "modality", "miles_dmd.contracts.modality:Modality"),
     "roles": Wing("trainer role", "miles_dmd.roles", "role", "miles_dmd.contracts.role:Role"),
 }
 
@@ -135,6 +137,8 @@ def load(wing: Literal["losses"], name: str) -> "LossType": ...
 def load(wing: Literal["models"], name: str) -> "ModelFamily": ...
 @overload
 def load(wing: Literal["engines"], name: str) -> "EngineType": ...
+@overload
+def load(wing: Literal["modalities"], name: str) -> "Modality": ...
 @overload
 def load(wing: Literal["roles"], name: str) -> "Role": ...
 def load(wing: str, name: str) -> Any:

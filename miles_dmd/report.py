@@ -12,15 +12,11 @@ from miles_dmd.config.flags import per_trainer
 from miles_dmd.config.values import kinds
 from miles_dmd.memory import memory
 from miles_dmd.observe.tables import Table
-from miles_dmd.pipelines.consistency import lacking
 from miles_dmd.plan import UpdatePhaseSpec
 from miles_dmd.plan.schedule import fresh_batches
-from miles_dmd.preflight.prompt_table import table_bytes
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.preflight.run_directory import preset_name
-from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.sampling.partition import micro_batches, rows_of_rank
-from miles_dmd.shown import byte_size, with_tilde
 
 ALWAYS_SHOWN = ("lr",)
 
@@ -36,7 +32,7 @@ def unchecked(run: ResolvedRun) -> str:
     left = ["GPUs were not counted"] if run.args.device != "cpu" else []
     if run.args.ray_address is not None:
         left.append(f"--ray-address {run.args.ray_address} was not asked")
-    if any(lacking(path, run.family) for path in run.directories):
+    if any(map(run.family.lacking, run.directories)):
         left.append("weights that are missing were not read")
     return f"Not checked by --dry-run: {'; '.join([*left, 'whether the networks can be built, and memory suffices'])}"
 
@@ -86,32 +82,20 @@ def schedule_table(run: ResolvedRun) -> Table:
 
 
 def rollout_table(run: ResolvedRun) -> Table:
-    args, student, family = run.args, run.student, run.family
-    height, width = family.resolution(student)
-    grid = ", ".join(f"{sigma:.4g}" for sigma in sigma_grid(args.num_inference_steps, args.shift))
+    args = run.args
     return Table(
         "Rollout",
         [
-            ("engine", f"{args.rollout_engine}, {args.solver}, stop steps {args.stop_step_policy}"),
+            ("engine", args.rollout_engine),
             *_own_options(args.engine_options),
-            ("sigmas", f"{grid} (shift {args.shift:g})"),
-            *_warned_of_shift(args.shift, family.scheduler_shift(student.pipeline_directory)),
-            ("images", f"{height} x {width}, {family.text_length(args)} text tokens"),
+            *run.modality.rows(run),
             ("prompts", f"{len(run.prompts)} in {args.prompt_data}"),
-            ("encoded", f"{byte_size(table_bytes(run))} of disk in --cache-dir {with_tilde(args.cache_dir)}"),
-            ("student", str(student.hf_checkpoint)),
+            ("student", str(run.student.hf_checkpoint)),
             ("teacher", str(args.teacher_path)),
             *([("load", args.load)] if args.load else []),
             ("save", args.save or f"runs/{preset_name(args)}-<n>"),
         ],
     )
-
-
-def _warned_of_shift(ours: float, pipelines: float) -> list[tuple[str, str]]:
-    """The student may have a grid of its own, but more often the flag was forgotten."""
-    if math.isclose(ours, pipelines):
-        return []
-    return [("warning", f"the pipeline's own scheduler has shift {pipelines:g}; pass --shift {pipelines:g} to keep it")]
 
 
 def batch_table(run: ResolvedRun) -> Table:

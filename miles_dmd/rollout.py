@@ -1,36 +1,28 @@
-"""Rollout worker: an engine, and what turns its samples into batches and pictures. Knows no Ray."""
+"""Rollout worker: an engine, and what turns its samples into batches and shows them. Knows no Ray."""
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from torch import Tensor
 
 from miles_dmd import registry
 from miles_dmd.checkpoint.manifest import FileEntry, entry_of
 from miles_dmd.checkpoint.records import restore_generators
+from miles_dmd.contracts.batch import Batch, join
 from miles_dmd.contracts.batch_file import read_batch, write_batch
-from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import BuildEngine, RolloutEngine, RolloutRequest
-from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.contracts.modality import Shown
 from miles_dmd.contracts.reports import ExportReport
-from miles_dmd.contracts.samples import DenoisingBatch
+from miles_dmd.contracts.student import StudentRecord
 from miles_dmd.errors import EngineError, SaveError, noting
-from miles_dmd.executor import ROLLOUT, Pictures
+from miles_dmd.executor import ROLLOUT
 from miles_dmd.files import write_synced
 from miles_dmd.generators import random_state
 from miles_dmd.handles import BatchHandle, WeightHandle
-from miles_dmd.network.conditions import PromptTable
-from miles_dmd.network.statistics import statistics
 from miles_dmd.sampling.partition import rows_of_rank
-from miles_dmd.teacher import teacher_samples
 from miles_dmd.training.compute import Compute, peak_memory_bytes
-from miles_dmd.training.export import exported_buckets, write_student
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
@@ -42,19 +34,23 @@ class RolloutWorker:
     Awake when it is built. Whatever needs the engine wakes it; batches are the last that a cycle wants of it, so it
     sleeps when they are out: once a cycle each, and no call of their own.
 
-    ``texts`` are what ``prompts`` has encoded; ``servers`` are those started for the engine, if it has any."""
+    ``prompts`` are what the modality has prepared of ``texts``; ``servers`` are those started for the engine, if it has
+    any."""
 
     def __init__(
         self,
         args: Args,
         *,
         compute: Compute,
-        prompts: PromptTable,
+        prompts: Any,
         texts: Sequence[str] = (),
         servers: Sequence[str] = (),
     ) -> None:
-        self.args, self.compute, self.prompts = args, compute, prompts
-        build: BuildEngine = registry.resolve(registry.load("engines", args.rollout_engine).build)
+        self.args, self.compute = args, compute
+        modality = registry.load("losses", args.loss_type).modality
+        self.modality = registry.load("modalities", modality).torch()
+        self.studio = self.modality.studio(args, compute, prompts, texts)
+        build: BuildEngine = registry.resolve(registry.load("engines", args.rollout_engine).builds[modality])
         self.engine = build(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
         self._asleep = False
 
@@ -90,7 +86,7 @@ class RolloutWorker:
         paths = [directory / f"batch_{number:03d}.safetensors" for number in range(len(batches))]
         try:
             for path, batch in zip(paths, batches, strict=True):
-                write_batch(path, DenoisingBatch.join(batch.chunks))
+                write_batch(path, join(batch.chunks))
             return [entry_of(path, directory.parent) for path in paths]
         except OSError as error:
             raise SaveError(f"{directory}: {error.strerror}") from error
@@ -99,7 +95,7 @@ class RolloutWorker:
     def load_batches(self, paths: Sequence[Path], num_chunks: int) -> list[BatchHandle]:
         """Load batches from files, as ``generate`` gives them; the engine sleeps afterwards, too."""
         self.sleep()
-        return [_handle(read_batch(path), num_chunks) for path in paths]
+        return [_handle(read_batch(path, self.modality.batch), num_chunks) for path in paths]
 
     @noting(ROLLOUT, "saving its random state")
     def save_state(self, path: Path) -> FileEntry:
@@ -121,54 +117,25 @@ class RolloutWorker:
         self._awake().update_weights(weights.buckets, version)
 
     @noting(ROLLOUT, "drawing samples")
-    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
-        """[B, H, W, 3] uint8: finished samples of all N steps, decoded; and numbers about their latents.
-
-        ``limit`` is where the data's range ends; see ``network.statistics``.
-        """
-        return self._decoded(self._awake().sample(requests), requests, limit)
+    def show(self, requests: Sequence[RolloutRequest], reference: Any) -> Shown:
+        """Finished samples as the modality shows them, and numbers about them, relative to ``reference``."""
+        return self.studio.show(self._awake(), requests, reference)
 
     @noting(ROLLOUT, "drawing the teacher's samples")
-    def teacher_pictures(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures:
-        """The same of the teacher, sampled as ``sampling`` says; where its range ends is where the data's does."""
+    def show_teacher(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Shown:
+        """The same of the teacher, sampled as ``sampling`` says."""
         self.sleep()  # the teacher takes the engine's place on the device
-        family = self._family
-        shape = family.code().latent_shape(self.args.teacher_directory, *family.resolution(self.args))
-        latents = teacher_samples(
-            self.args, requests, sampling, shape=shape, compute=self.compute, prompts=self.prompts
-        )
-        return self._decoded(latents, requests, None)
-
-    @property
-    def _family(self) -> ModelFamily:
-        return registry.load("models", self.args.model_family)
-
-    @functools.cached_property
-    def _decode(self) -> Callable[[Tensor], Tensor]:
-        return self._family.code().open_decoder(self.args.pipeline_directory, self.compute.device)
-
-    def _decoded(self, latents: Tensor, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
-        told = statistics(latents, [request.prompt_id for request in requests], limit)
-        return np.asarray(self._decode(latents)), told
+        return self.studio.show_teacher(requests, sampling)
 
     @noting(ROLLOUT, "exporting the student")
-    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> ExportReport:
-        """Write ``weights`` as a pipeline that opens in stock diffusers. Raises SaveError."""
-        return write_student(
-            directory,
-            weights.buckets,
-            family=self._family,
-            start=self.args.pipeline_directory,
-            shift=self.args.shift,
-            distillation=distillation,
-            dtype=self.args.export_dtype,
-        )
+    def export(self, weights: WeightHandle, directory: Path, record: StudentRecord) -> ExportReport:
+        """Write ``weights`` as a model that opens in stock libraries. Raises SaveError."""
+        return self.studio.export(weights.buckets, directory, record)
 
     @noting(ROLLOUT, "taking the exported weights")
     def take_exported(self, directory: Path, version: int) -> None:
         """The engine samples from an exported student, as it was rounded."""
-        buckets = exported_buckets(directory / self._family.network_component, self._family.saved_buffers)
-        self.update_weights(WeightHandle(buckets), version)
+        self.update_weights(WeightHandle(self.studio.exported(directory)), version)
 
     def peak_memory(self) -> int:
         return peak_memory_bytes(self.compute.device)
@@ -177,6 +144,6 @@ class RolloutWorker:
         self.engine.close()
 
 
-def _handle(batch: DenoisingBatch, num_chunks: int) -> BatchHandle:
+def _handle(batch: Batch, num_chunks: int) -> BatchHandle:
     chunks = (batch.take(rows_of_rank(len(batch), chunk, num_chunks)) for chunk in range(num_chunks))
     return BatchHandle(batch.ids, batch.policy_version, tuple(chunks))

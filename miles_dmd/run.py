@@ -22,12 +22,11 @@ from miles_dmd.checkpoint.store import checkpoint_before, run_directory
 from miles_dmd.config.args import Args
 from miles_dmd.config.cli import PROGRAM, HelpShown, parse_args
 from miles_dmd.contracts.engine import Preflight
-from miles_dmd.contracts.model_card import usage
+from miles_dmd.contracts.modality import Samples
 from miles_dmd.errors import CheckpointError, ConfigError, FormatError
 from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.failure import last_checkpoint, report_failure
 from miles_dmd.generators import seed_globals
-from miles_dmd.grids import SampleGrids
 from miles_dmd.hooks import open_hooks
 from miles_dmd.observe.console import lasting_console
 from miles_dmd.observe.log import setup_logging
@@ -146,41 +145,54 @@ class DistillationTrainer:
         """Restore, train, save, export, in this order, with groups that are up."""
         with RunLogger(run, directory, num_cycles, self.resume) as logger:
             executor = GroupExecutor(run.plan, run.loss_type, started, logger.spans)
-            grids = SampleGrids(run.args, prompts.texts, directory / "samples", run.teacher_sampling, logger.note)
-            hooks = self._hooks_by_name(run.args, logger.note)
-            batches = RolloutBatches(run.args, prompts, executor, self._ahead)
-            self.executor, self.batch_provider, self.hooks = executor, batches, [grids, *hooks.values()]
-            controller = self.build_controller()
-            best = KeepBest(run, directory / BEST_STUDENT, _beside(self.resume, BEST_STUDENT))
-            observers: dict[str, Observer] = {
-                "alarms": logger.alarms, "grids": grids, "best": best, "skips": controller.skips, "draws": batches,
-            }  # fmt: skip
-            state = RunState(executor, batches, prompts, controller, observers | remembering(hooks))
-            self.saver = saver = CheckpointSaver(run, directory, state, self.resume, sync_rows=logger.sync)
-            watch = CommitObserver(logger, best, saver, executor)
-            controller.observer, controller.rescue = watch.committed, watch.rescue
-            self._begin(state, grids)
+            samples = run.modality.samples(run, prompts.texts, directory / "samples", logger.note)
+            controller, saver = self._composed(run, directory, executor, prompts, samples, logger)
+            self._begin(saver.state, samples)
             with self.stop.finishing_cycles() if run.args.save_interval else contextlib.nullcontext():
                 self._play(run.args, controller, logger, num_cycles)
                 saver.finish(controller.counters)
             self.stop.raise_if_requested()
-            grids.finish(controller.counters, executor)
+            samples.finish(controller.counters, executor)
             student = export_student(run, executor, directory / STUDENT)
-            grids.draw_exported(directory / STUDENT, student, controller.counters.global_step, executor)
+            samples.draw_exported(directory / STUDENT, student, controller.counters.global_step, executor)
             logger.finish(executor, controller)
-            print(usage(run.family.pipeline, directory / STUDENT, student))
+            print(run.modality.usage(run, directory / STUDENT, student))
         return controller
+
+    def _composed(
+        self,
+        run: ResolvedRun,
+        directory: Path,
+        executor: GroupExecutor,
+        prompts: PromptSource,
+        samples: Samples,
+        logger: RunLogger,
+    ) -> tuple[DistillationTrainerController, CheckpointSaver]:
+        """The controller over all that hears of a committed cycle, and the saver of the whole run's state."""
+        hooks = self._hooks_by_name(run.args, logger.note)
+        batches = RolloutBatches(run.args, run.modality, prompts, executor, self._ahead)
+        self.executor, self.batch_provider, self.hooks = executor, batches, [samples, *hooks.values()]
+        controller = self.build_controller()
+        best = KeepBest(run, directory / BEST_STUDENT, _beside(self.resume, BEST_STUDENT))
+        observers: dict[str, Observer] = {
+            "alarms": logger.alarms, "grids": samples, "best": best, "skips": controller.skips, "draws": batches,
+        }  # fmt: skip
+        state = RunState(executor, batches, prompts, controller, observers | remembering(hooks))
+        self.saver = saver = CheckpointSaver(run, directory, state, self.resume, sync_rows=logger.sync)
+        watch = CommitObserver(logger, best, saver, executor)
+        controller.observer, controller.rescue = watch.committed, watch.rescue
+        return controller, saver
 
     def _hooks_by_name(self, args: Args, note: Callable[[Mapping[str, float]], None]) -> dict[str, Any]:
         """Hooks of the user's own in their order: those of --hook, then those given in Python."""
         given = self.hooks if isinstance(self.hooks, Sequence) else [self.hooks] if self.hooks else []
         return open_hooks(args, note) | {f"hook_{number}": hook for number, hook in enumerate(given)}
 
-    def _begin(self, state: RunState, grids: SampleGrids) -> None:
+    def _begin(self, state: RunState, samples: Samples) -> None:
         """Restore the checkpoint that the run goes on from, or draw the student as it is before its first step."""
         if self.resume is None:
-            grids.draw_teacher(state.executor)
-            grids.draw(0, state.executor)
+            samples.draw_teacher(state.executor)
+            samples.draw(0, state.executor)
             return
         steps = self.resume.manifest.counters["global_step"]
         print(f"Going on from {self.resume.directory}, after {steps} student steps", flush=True)
@@ -189,7 +201,7 @@ class DistillationTrainer:
         except (CheckpointError, FormatError):
             self._unloadable = True
             raise
-        grids.draw_teacher(state.executor)
+        samples.draw_teacher(state.executor)
         state.restore_random(self.resume)
 
     def _play(

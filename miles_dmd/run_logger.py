@@ -14,7 +14,7 @@ from miles_dmd.executor import GroupExecutor
 from miles_dmd.observe.alarms import Alarms
 from miles_dmd.observe.best_effort import BestEffort
 from miles_dmd.observe.metrics import flatten, read_metrics
-from miles_dmd.observe.pictures import GRID_PANELS, curves
+from miles_dmd.observe.pictures import curves
 from miles_dmd.observe.progress import Progress
 from miles_dmd.observe.spans import SpanLog, time_metrics
 from miles_dmd.observe.summary import memory_rows, table, time_rows, write_summary
@@ -111,7 +111,7 @@ class RunLogger:
         peaks = executor.peak_memory()
         if rows:
             title = f"{self.run.args.loss_type}, {controller.counters.global_step} student steps"
-            panels = [*self.run.loss_type.panels, *GRID_PANELS]
+            panels = [*self.run.loss_type.panels, *self.run.modality.panels]
             BestEffort("curves.png")(lambda: curves(rows, self.directory / "curves.png", panels, title=title))
         summary = {
             "version": VERSION,

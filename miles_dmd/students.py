@@ -1,4 +1,4 @@
-"""Export of the last and, with --keep-best, the best student as diffusers pipelines."""
+"""Export of the last and, with --keep-best, the best student."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from miles_dmd.checkpoint.store import run_directory
-from miles_dmd.contracts.distillation import Distillation, read_distillation, teacher_name
 from miles_dmd.contracts.reports import ENOUGH
+from miles_dmd.contracts.student import StudentRecord
 from miles_dmd.errors import FormatError, SaveError
 from miles_dmd.executor import GroupExecutor
-from miles_dmd.files import atomic_write_text, copy_tree, digests, recover_directory, remove_tree, replace_directory
-from miles_dmd.pipelines.fingerprint import fingerprint
+from miles_dmd.files import atomic_write_text, copy_tree, recover_directory, remove_tree, replace_directory
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.preflight.resume import Resume
 from miles_dmd.preflight.run_directory import continues
-from miles_dmd.sampling.grid import sigma_grid
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +30,9 @@ NEW = ".new"
 """Behind the name of a best student that is being written."""
 
 
-def export_student(run: ResolvedRun, executor: GroupExecutor, directory: Path) -> Distillation:
-    """Write the moving average as a pipeline that opens in stock diffusers; returns its distillation.json."""
-    described = describe(run, executor.policy_version)
+def export_student(run: ResolvedRun, executor: GroupExecutor, directory: Path) -> StudentRecord:
+    """Write what the plan exports, the student or its moving average, for stock libraries; returns its record."""
+    described = run.modality.describe(run, executor.policy_version)
     with executor.spans.span("save", group="rollout"):
         # absolute: the worker that writes it may have been started elsewhere
         report = executor.export(directory.resolve(), described)
@@ -51,7 +49,7 @@ def nothing_left(run: ResolvedRun) -> str:
     steps, student = resume.manifest.counters["global_step"], (run_directory(resume.directory) or Path()) / STUDENT
     if steps < args.num_rollout or resume.allowed or not continues(args):
         return ""
-    if not _is_exported(student, resume, args.export_dtype):
+    if not _is_exported(student, run, resume):
         return ""
     return (
         f"Nothing is left to do: {resume.directory} has all {steps} student steps, and its student is {student}. To "
@@ -59,13 +57,13 @@ def nothing_left(run: ResolvedRun) -> str:
     )
 
 
-def _is_exported(student: Path, resume: Resume, asked: str) -> bool:
+def _is_exported(student: Path, run: ResolvedRun, resume: Resume) -> bool:
     """True if the student lies there as it would be exported again. The summary is written after it, last of all."""
     try:
-        found = read_distillation(student)
+        found = run.modality.read_record(student)
     except FormatError:
         return False
-    if found.weights is None or found.weights.dtype != found.weights.due(asked):
+    if found.weights is None or found.weights.dtype != found.weights.due(run.args.export_dtype):
         return False
     return found.policy_version == resume.manifest.policy_version and (student.parent / "summary.json").is_file()
 
@@ -171,23 +169,3 @@ def read_best(directory: Path) -> dict[str, Any]:
         return dict(json.loads((directory / BEST).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-
-
-def describe(run: ResolvedRun, policy_version: int) -> Distillation:
-    """The arguments with which the stock pipeline samples student and teacher."""
-    args, family, teacher = run.args, run.family, str(run.args.teacher_directory)
-    height, width = family.resolution(run.student)
-    common = {"max_sequence_length": family.text_length(args), "height": height, "width": width}
-    negative = {"negative_prompt": args.negative_prompt} if args.negative_prompt else {}
-    steps = args.num_inference_steps
-    # the pipeline shifts what it is given, once, so it is given the grid before the shift
-    student = {"num_inference_steps": steps, "guidance_scale": 1.0, "sigmas": list(sigma_grid(steps, 1.0)), **common}
-    return Distillation(
-        sigmas=sigma_grid(steps, args.shift),
-        solver=args.solver,
-        teacher=teacher_name(teacher),
-        teacher_sha256=fingerprint(run.args.teacher_directory, family.components, digests(args.cache_dir)),
-        policy_version=policy_version,
-        student_call=student,
-        teacher_call={**run.teacher_sampling, **common, **negative},
-    )

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miles_dmd.contracts.distillation import Distillation, read_distillation
 from miles_dmd.errors import ConfigError, FormatError
+from miles_dmd.modalities.diffusion.distillation import Distillation, read_distillation
 from miles_dmd.models.sd3.configs import CLASSES
 from miles_dmd.pipelines.fingerprint import fingerprint
 from miles_dmd.seeds import derive

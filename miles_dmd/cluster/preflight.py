@@ -1,4 +1,4 @@
-"""Checks of every Ray node before groups start: package version, pipeline directories, memory."""
+"""Checks of every Ray node before groups start: package version, files of the models, memory."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class NodeReport:
     """Fault of the network interface that its environment names, or ""."""
 
 
-def report_node(node: str, pipelines: Sequence[str]) -> NodeReport:
+def report_node(node: str, files: Sequence[str]) -> NodeReport:
     """Report of this machine, on which it runs."""
-    missing = tuple(path for path in pipelines if not (Path(path) / "model_index.json").is_file())
+    missing = tuple(path for path in files if not Path(path).is_file())
     return NodeReport(node, version.VERSION, platform.python_version(), missing, _free_gib(), missing_interface())
 
 
-def check_nodes(pipelines: Sequence[str], timeout: float = 120) -> list[NodeReport]:
+def check_nodes(files: Sequence[str], timeout: float = 120) -> list[NodeReport]:
     """Every node's report. Raises ClusterError that names the node and what it lacks."""
-    calls = {f"node {name}": _on(node_id).remote(name, list(pipelines)) for node_id, name in _nodes()}
+    calls = {f"node {name}": _on(node_id).remote(name, list(files)) for node_id, name in _nodes()}
     try:
         reports = gather(calls, "looking at the nodes", timeout=timeout)
     except NoAnswer as error:

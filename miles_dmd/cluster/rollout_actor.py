@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 
+from miles_dmd import registry
 from miles_dmd.cluster.placement import Placement
 from miles_dmd.cluster.supervision.waiting import Supervisor
 from miles_dmd.cluster.supervision.watched import GROUP, Watched, actor_class
 from miles_dmd.cluster.weight_feed import WeightFeed
-from miles_dmd.contracts.distillation import Distillation
 from miles_dmd.contracts.engine import RolloutRequest
+from miles_dmd.contracts.modality import Shown
 from miles_dmd.contracts.reports import ExportReport
-from miles_dmd.executor import ROLLOUT, Pictures, Rollouts
+from miles_dmd.contracts.student import StudentRecord
+from miles_dmd.executor import ROLLOUT, Rollouts
 from miles_dmd.generators import seed_globals
 from miles_dmd.handles import BatchHandle, WeightHandle
 
 if TYPE_CHECKING:
     from miles_dmd.checkpoint.manifest import FileEntry
     from miles_dmd.config.args import Args
+    from miles_dmd.contracts.modality import ModalityCode
     from miles_dmd.rollout import RolloutWorker
 
 P = ParamSpec("P")
@@ -35,19 +38,17 @@ class RolloutActor(Watched):
     _feed: WeightFeed | None = None
     """Stream of the weights that are on their way."""
 
-    def encode(self, args: Args, device: str, texts: Sequence[str]) -> str:
-        """Encode the prompts; returns the path of their table. Encoders are gone before anything else needs memory."""
-        from miles_dmd.network.encoding import ensure_table
+    def prepare(self, args: Args, device: str, texts: Sequence[str]) -> str:
+        """Prepare the prompts, as the modality does. What that takes is gone before anything else needs memory."""
         from miles_dmd.training.compute import choose_compute, prepare_process, release_cached_memory
 
         prepare_process(args.cpu_threads)
-        table = ensure_table(args, texts, choose_compute(device, args.compute_dtype).device)
+        prepared = _modality(args).prepare(args, texts, choose_compute(device, args.compute_dtype).device)
         release_cached_memory()
-        return str(table)
+        return prepared
 
-    def build(self, args: Args, device: str, prompt_table: str, texts: Sequence[str], servers: Sequence[str]) -> None:
+    def build(self, args: Args, device: str, prepared: str, texts: Sequence[str], servers: Sequence[str]) -> None:
         from miles_dmd.cluster.arrays import send_tensors_as_arrays
-        from miles_dmd.network.conditions import PromptTable
         from miles_dmd.rollout import RolloutWorker
         from miles_dmd.training.compute import choose_compute, prepare_process
 
@@ -55,7 +56,7 @@ class RolloutActor(Watched):
         prepare_process(args.cpu_threads)
         seed_globals(args.seed, "rollout")
         compute = choose_compute(device, args.compute_dtype)
-        prompts = PromptTable(Path(prompt_table))
+        prompts = _modality(args).open_prompts(prepared)
         self.worker: RolloutWorker = RolloutWorker(args, compute=compute, prompts=prompts, texts=texts, servers=servers)
 
     def call(self, method: str, *parameters: Any, **named: Any) -> Any:
@@ -96,6 +97,10 @@ class RolloutActor(Watched):
             self.worker.close()
 
 
+def _modality(args: Args) -> ModalityCode:
+    return registry.load("modalities", registry.load("losses", args.loss_type).modality).torch()
+
+
 class RayRollouts:
     """``executor.Rollouts`` over the actor; it shares the first bundle."""
 
@@ -104,13 +109,13 @@ class RayRollouts:
         self.actor = actor_class(RolloutActor).options(**placement.options(0)).remote()
         supervisor.watch(ROLLOUT, self.actor)
 
-    def encode(self, args: Args, device: str, texts: Sequence[str]) -> str:
-        return str(self._fetch("encoding prompts", self.actor.encode.remote(args, device, list(texts))))
+    def prepare(self, args: Args, device: str, texts: Sequence[str]) -> str:
+        return str(self._fetch("encoding prompts", self.actor.prepare.remote(args, device, list(texts))))
 
     def build(
-        self, args: Args, device: str, prompt_table: str, texts: Sequence[str], servers: Sequence[str]
+        self, args: Args, device: str, prepared: str, texts: Sequence[str], servers: Sequence[str]
     ) -> dict[str, ray.ObjectRef]:
-        return {ROLLOUT: self.actor.build.remote(args, device, prompt_table, list(texts), list(servers))}
+        return {ROLLOUT: self.actor.build.remote(args, device, prepared, list(texts), list(servers))}
 
     def notes(self) -> tuple[str, ...]:
         return tuple(self._fetch("introducing itself", self.actor.notes.remote()))
@@ -124,14 +129,14 @@ class RayRollouts:
     def update_weights(self, weights: WeightHandle, version: int) -> None:
         self._stream("taking new weights", Rollouts.update_weights, weights, version)
 
-    def pictures(self, requests: Sequence[RolloutRequest], limit: float | None) -> Pictures:
-        return self._call("drawing samples", Rollouts.pictures, requests, limit)
+    def show(self, requests: Sequence[RolloutRequest], reference: Any) -> Shown:
+        return self._call("drawing samples", Rollouts.show, requests, reference)
 
-    def teacher_pictures(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Pictures:
-        return self._call("drawing the teacher's samples", Rollouts.teacher_pictures, requests, dict(sampling))
+    def show_teacher(self, requests: Sequence[RolloutRequest], sampling: Mapping[str, Any]) -> Shown:
+        return self._call("drawing the teacher's samples", Rollouts.show_teacher, requests, dict(sampling))
 
-    def export(self, weights: WeightHandle, directory: Path, distillation: Distillation) -> ExportReport:
-        return self._stream("exporting the student", Rollouts.export, weights, directory, distillation)
+    def export(self, weights: WeightHandle, directory: Path, record: StudentRecord) -> ExportReport:
+        return self._stream("exporting the student", Rollouts.export, weights, directory, record)
 
     def take_exported(self, directory: Path, version: int) -> None:
         self._call("taking the exported weights", Rollouts.take_exported, directory, version)

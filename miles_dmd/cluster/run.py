@@ -34,8 +34,8 @@ def started(run: ResolvedRun, texts: Sequence[str]) -> Iterator[StartedRun]:
     print(f"Starting Ray{f' at {args.ray_address}' if args.ray_address else ''} ...", flush=True)
     limit, timeout = f"--placement-timeout {args.placement_timeout:g}", args.placement_timeout
     with _tidied(student, engine), ray_session(args.ray_address, timeout, args.ray_auth_mode) as session:
-        ask, pipelines = session.calls.run, sorted(map(str, run.directories))
-        for node in ask("looking at the nodes", timeout + LEAVING, lambda: check_nodes(pipelines, timeout), limit):
+        ask, files = session.calls.run, sorted(str(path / run.family.mark) for path in run.directories)
+        for node in ask("looking at the nodes", timeout + LEAVING, lambda: check_nodes(files, timeout), limit):
             print(f"  {node.node}: miles_dmd {node.version}, {node.free_gib:.1f} GiB of memory free", flush=True)
         num_servers = engine.num_servers(args)
         python = own_python() if session.address is None else None
@@ -57,10 +57,10 @@ def started(run: ResolvedRun, texts: Sequence[str]) -> Iterator[StartedRun]:
             for name, size in sizes.items():
                 groups[name] = RayTrainerGroup(name, size, placement, supervisor)
             supervisor.await_start()
-            table = rollouts.encode(args, placement.device, texts)
+            prepared = rollouts.prepare(args, placement.device, texts)
             # then engine and trainers in turn, as they take turns on the device ever after
             urls = serve_all(servers, supervisor)
-            supervisor.gather(rollouts.build(student, placement.device, table, texts, urls), "loading models")
+            supervisor.gather(rollouts.build(student, placement.device, prepared, texts, urls), "loading models")
             for note in rollouts.notes():
                 print(note, flush=True)
             rollouts.sleep()
@@ -70,7 +70,7 @@ def started(run: ResolvedRun, texts: Sequence[str]) -> Iterator[StartedRun]:
                 calls |= group.build(
                     run.trainers[name],
                     placement.device,
-                    table,
+                    prepared,
                     plan=run.plan,
                     loss_type=run.loss_type,
                     horizons=run.horizons,

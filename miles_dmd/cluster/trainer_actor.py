@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from miles_dmd.checkpoint.manifest import FileEntry
     from miles_dmd.config.args import Args
+    from miles_dmd.contracts.batch import Batch
     from miles_dmd.contracts.external import ExternalData
     from miles_dmd.contracts.loss import LossType
     from miles_dmd.contracts.reports import TrainReport
-    from miles_dmd.contracts.samples import DenoisingBatch
     from miles_dmd.plan import DistillationPlan
     from miles_dmd.training.compute import Compute
 
@@ -58,15 +58,13 @@ class TrainerActor(Watched):
         meeting: tuple[str, int],
         args: Args,
         device: str,
-        prompt_table: str,
+        prepared: str,
         plan: DistillationPlan,
         loss_type: LossType,
         horizons: Mapping[str, int],
     ) -> None:
-        from pathlib import Path
-
+        from miles_dmd import registry
         from miles_dmd.cluster.arrays import send_tensors_as_arrays
-        from miles_dmd.network.conditions import PromptTable
         from miles_dmd.training.compute import choose_compute, prepare_process
         from miles_dmd.training.trainer import Trainer
 
@@ -81,7 +79,7 @@ class TrainerActor(Watched):
             plan=plan,
             loss_type=loss_type,
             compute=compute,
-            prompts=PromptTable(Path(prompt_table)),
+            prompts=registry.load("modalities", loss_type.modality).torch().open_prompts(prepared),
             horizons=horizons,
         )
 
@@ -105,20 +103,20 @@ class TrainerActor(Watched):
 
     def train(self, roles: Sequence[str], num_chunks: int, producers: Mapping[str, int], *parts: Any) -> TrainReport:
         """``parts`` are ``num_chunks`` chunks of a batch, then the scores of each of ``producers`` (name -> count)."""
+        from miles_dmd.contracts.batch import join
         from miles_dmd.contracts.external import ExternalData
-        from miles_dmd.contracts.samples import DenoisingBatch
 
         left = iter(parts)
-        batch = DenoisingBatch.join(list(islice(left, num_chunks)))
+        batch = join(list(islice(left, num_chunks)))
         scores = {name: ExternalData.join(list(islice(left, count))) for name, count in producers.items()}
         return self.trainer.train(batch, scores, roles)
 
-    def score(self, *chunks: DenoisingBatch) -> tuple[float, ExternalData]:
+    def score(self, *chunks: Batch) -> tuple[float, ExternalData]:
         """(seconds, external data): two Ray objects, of which the driver opens the first alone."""
-        from miles_dmd.contracts.samples import DenoisingBatch
+        from miles_dmd.contracts.batch import join
 
         started = time.perf_counter()
-        scores = self.trainer.score(DenoisingBatch.join(chunks))
+        scores = self.trainer.score(join(chunks))
         return time.perf_counter() - started, scores
 
     def save(self, directory: Path) -> list[FileEntry]:

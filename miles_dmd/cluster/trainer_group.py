@@ -40,7 +40,7 @@ class RayTrainerGroup:
         self,
         args: Args,
         device: str,
-        prompt_table: str,
+        prepared: str,
         *,
         plan: DistillationPlan,
         loss_type: LossType,
@@ -50,7 +50,7 @@ class RayTrainerGroup:
         first, actor = next(iter(self.actors.items()))
         meeting = self.supervisor.fetch(actor.open_store.remote(), first, "opening the group's meeting point")
         return {
-            who: actor.build.remote(meeting, args, device, prompt_table, plan, loss_type, horizons)
+            who: actor.build.remote(meeting, args, device, prepared, plan, loss_type, horizons)
             for who, actor in self.actors.items()
         }
 

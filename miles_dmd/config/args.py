@@ -19,8 +19,6 @@ from miles_dmd.config.values import (
     Ranks,
     ReadPath,
     Seed,
-    Shift,
-    Steps,
     Threads,
     flag_name,
     kinds,
@@ -32,7 +30,8 @@ from miles_dmd.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
     hf_checkpoint: ReadPath | None = None
-    """Diffusers pipeline directory whose network a trainer starts from: the student and the fake score. Required."""
+    """Model directory that a trainer starts from, a diffusers pipeline or a transformers model: the student's, and the
+    fake score's. Required."""
     compute_dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision of forward and backward. Master weights, gradient reduction, EMA and losses are always fp32."""
     gradient_checkpointing: bool = False
@@ -63,12 +62,11 @@ class OptimArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherArgs:
-    model_family: str = "sd3"
-    """Model family: a plug-in of miles_dmd/models, or an import path."""
+    model_family: str = ""
+    """Model family: a plug-in of miles_dmd/models, or an import path; by default sd3 for images and causal_lm for
+    text."""
     teacher_checkpoint: ReadPath | None = None
-    """Pipeline directory of the frozen teacher; by default the same as --hf-checkpoint."""
-    max_sequence_length: Count | None = None
-    """Text tokens of the long encoder (T5); by default what the pipeline itself uses."""
+    """Model directory of the frozen teacher; by default the same as --hf-checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,20 +95,6 @@ class RolloutArgs:
     """Samples in one forward of the in-process rollout engine."""
     num_rollout: Count = field(default=1000, metadata={"alias": "num_student_steps"})
     """Optimizer steps of the student; warm-up cycles come on top."""
-    num_inference_steps: Steps = 4
-    """Steps N of the student's sampler."""
-    shift: Shift = 3.0
-    """Timestep shift of the student's sigma grid: N=4 and shift 3 give 1, 0.9, 0.75, 0.5."""
-    solver: Literal["renoise", "euler"] = "renoise"
-    """Solver, from one step of the student to the next: renoise is DMD2's (SDE), euler the deterministic one (ODE)."""
-    stop_step_policy: Literal["uniform", "stratified", "cycle"] = "stratified"
-    """At which step a rollout stops: drawn per sample, spread evenly over the batch, or in turn."""
-    height: Count | None = None
-    """Image height in pixels; by default the checkpoint's."""
-    width: Count | None = None
-    """Image width in pixels; by default the checkpoint's."""
-    negative_prompt: str = ""
-    """Text of the teacher's unconditional branch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +118,9 @@ class CheckpointArgs:
 @dataclass(frozen=True, kw_only=True)
 class SampleArgs:
     sample_interval: Count = 50
-    """Student steps between two grids of samples."""
+    """Student steps after which samples are shown again."""
     sample_prompts: Natural = 10
-    """Prompts in a grid of samples; 0 for none."""
+    """Prompts whose samples are shown; 0 for none."""
     keep_best: str | None = None
     """Also keep the student with the best metric, in student_best: min:NAME or max:NAME of metrics.jsonl, for instance
     max:samples/diversity. Judged every --sample-interval student steps, on the mean since the last time."""
@@ -151,10 +135,6 @@ class WatchArgs:
     """Effect of an alarm: a line in the log and 1 in the metrics, or also the end of the run, student exported."""
     alarm_window: Count = 100
     """Cycles over which alarms average; what is early is the first so many."""
-    alarm_saturation: NonNegative = 0.01
-    """Alarm when this share of the samples' latents lies beyond the range of the teacher's; 0: never."""
-    alarm_diversity: NonNegative = 0.3
-    """Alarm when the distance between a prompt's seeds falls below this share of the teacher's; 0: never."""
     max_consecutive_skipped_cycles: Natural = 0
     """Cycles in a row that may be given up because a loss or gradient was not finite; 0: the first ends the run. Such a
     number in a phase after the student's step of a cycle ends it always: that step cannot be taken back."""
@@ -220,12 +200,14 @@ class Args(
     """The loss type's own arguments, an instance of its ``options``; None stands for their defaults."""
     engine_options: Any = field(default=None, metadata=NOT_ASKED)
     """The rollout engine's own arguments, likewise."""
+    modality_options: Any = field(default=None, metadata=NOT_ASKED)
+    """The arguments of the loss type's modality, likewise."""
     trainers: tuple[TrainerConfig, ...] = field(default=(), metadata=NOT_ASKED)
     """Arguments of single trainers, from the preset and flags like ``--critic-lr``; those left out read the same."""
 
     @property
     def teacher_path(self) -> str | None:
-        """Path of the teacher's pipeline directory, as it was given."""
+        """Path of the teacher's directory, as it was given."""
         return self.teacher_checkpoint or self.hf_checkpoint
 
     @property
@@ -242,10 +224,13 @@ class Args(
         """Whoever made them, a program or a command line, values are of their kinds, and paths written in full. Raises
         ConfigError."""
         loss_type, engine = registry.load("losses", self.loss_type), registry.load("engines", self.rollout_engine)
+        modality = registry.load("modalities", loss_type.modality)
         values = {
+            "model_family": self.model_family or modality.family,
             "trainers": named_trainers(self.trainers, {**kinds(loss_type.options), **kinds(Args)}),
             "loss_options": self._own_options("loss_options", f"--loss-type {self.loss_type}", loss_type),
             "engine_options": self._own_options("engine_options", f"--rollout-engine {self.rollout_engine}", engine),
+            "modality_options": self._own_options("modality_options", f"--loss-type {self.loss_type}", modality),
             **normalized(self, flag_name),
         }
         for name, value in values.items():

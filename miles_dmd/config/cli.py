@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.elsewhere import nearest_flag
-from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, flags_of, per_trainer
+from miles_dmd.config.flags import ENGINE, LOSS, MODALITY, RUN, Flag, Given, flags_of, per_trainer
 from miles_dmd.config.idle import without_idle
 from miles_dmd.config.nested import NOTHING, check_nested
 from miles_dmd.config.presets import Preset, read_preset
@@ -24,10 +24,20 @@ if TYPE_CHECKING:
     from miles_dmd.contracts.loss import LossType
 
 PROGRAM = "train_diffusion.py"
-DESCRIPTION = "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets]."
+DESCRIPTIONS = (
+    "Distil a flow-matching teacher into a few-step student. Defaults stand in [brackets].",
+    "Distil a language model into a smaller one, on what the student samples. Defaults stand in [brackets].",
+)
 DEFAULT_LOSS_TYPE, DEFAULT_ENGINE = "dmd2", "inprocess"
+DEFAULT_LOSS_TYPES = {"train_llm.py": "resopd"}
+"""program -> its default loss type, where that is another."""
 KNOWN_GROUPS = {"teacher"}
 """Groups that users speak of, whether or not an installed loss type has them."""
+
+
+def default_loss_type(program: str) -> str:
+    """The loss type of a command line that names none."""
+    return DEFAULT_LOSS_TYPES.get(program, DEFAULT_LOSS_TYPE)
 
 
 class HelpShown(SystemExit):
@@ -43,11 +53,13 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
     words = list(sys.argv[1:] if argv is None else argv)
     config = _peek(words, "--config")
     preset = read_preset(config) if config is not None else Preset()
-    loss_name = _plugin_name(words, preset, "loss_type", DEFAULT_LOSS_TYPE)
+    loss_name = _plugin_name(words, preset, "loss_type", default_loss_type(program))
     engine_name = _plugin_name(words, preset, "rollout_engine", DEFAULT_ENGINE)
     loss_type, engine = registry.load("losses", loss_name), registry.load("engines", engine_name)
+    modality = registry.load("modalities", loss_type.modality)
     if preset.nested is not NOTHING:
-        check_nested(preset.nested, loss_name, loss_type.plan(Args(loss_type=loss_name, hf_checkpoint="unnamed")))
+        unnamed = Args(loss_type=loss_name, hf_checkpoint="unnamed", teacher_checkpoint="unnamed")
+        check_nested(preset.nested, loss_name, loss_type.plan(unnamed))
     flags = flags_of(loss_name, loss_type, engine_name, engine)
     from_flags = _given(words, flags, loss_name, loss_type.roles, program)
 
@@ -56,6 +68,7 @@ def parse_args(argv: Sequence[str] | None = None, program: str = PROGRAM) -> Arg
             **{**given.run, "loss_type": loss_name, "rollout_engine": engine_name},
             loss_options=loss_type.options(**given.loss),
             engine_options=engine.options(**given.engine),
+            modality_options=modality.options(**given.modality),
             trainers=tuple(TrainerConfig(role, dict(given.trainers.get(role, {}))) for role in loss_type.roles),
         )
 
@@ -82,8 +95,14 @@ def _refuse_overridden(given: Given, loss_type: LossType) -> None:
 
 def parser_of(flags: Mapping[str, Flag], program: str = PROGRAM) -> argparse.ArgumentParser:
     """Splits a command line into flags and their words, and prints ``--help``; values stay text."""
-    usage = f"{program} --loss-type {DEFAULT_LOSS_TYPE} --config PRESET [flags]"
-    parser = _Parser(program, usage, DESCRIPTION, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    usage = f"{program} --loss-type {default_loss_type(program)} --config PRESET [flags]"
+    parser = _Parser(
+        program,
+        usage,
+        DESCRIPTIONS[program in DEFAULT_LOSS_TYPES],
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(flag.title for flag in flags.values())}
     for flag in flags.values():
         _add(groups[flag.title], flag)
@@ -166,7 +185,7 @@ def _given(
     for flag, value in values.items():
         if flag.scope in trainers:
             trainers[flag.scope][flag.argument] = value
-    return Given(_of(values, RUN), _of(values, LOSS), trainers, _of(values, ENGINE))
+    return Given(_of(values, RUN), _of(values, LOSS), trainers, _of(values, ENGINE), _of(values, MODALITY))
 
 
 def _with_negative_numbers(words: Sequence[str]) -> list[str]:

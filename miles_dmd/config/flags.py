@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miles_dmd import registry
 from miles_dmd.config.args import GROUPS, PER_TRAINER
 from miles_dmd.config.values import Kind, flag_name, kinds
 from miles_dmd.errors import ConfigError
@@ -19,8 +20,9 @@ from miles_dmd.errors import ConfigError
 if TYPE_CHECKING:
     from miles_dmd.contracts.engine import EngineType
     from miles_dmd.contracts.loss import LossType
+    from miles_dmd.contracts.modality import Modality
 
-RUN, LOSS, ENGINE = "run", "loss", "engine"
+RUN, LOSS, ENGINE, MODALITY = "run", "loss", "engine", "modality"
 """Scopes of a flag; any other scope is a trainer's role."""
 
 
@@ -31,7 +33,7 @@ class Flag:
     name: str
     """With its dashes, as it is written."""
     scope: str
-    """RUN, LOSS, ENGINE, or the role of the trainer that reads it."""
+    """RUN, LOSS, ENGINE, MODALITY, or the role of the trainer that reads it."""
     argument: str
     kind: Kind
     default: Any
@@ -67,6 +69,7 @@ class Given:
     trainers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """role -> overrides."""
     engine: Mapping[str, Any] = field(default_factory=dict)
+    modality: Mapping[str, Any] = field(default_factory=dict)
 
     def without(self, wheres: Collection[tuple[str, str]]) -> Given:
         """All but these: (role, argument), where no role is the whole run's."""
@@ -74,15 +77,18 @@ class Given:
             role: {name: value for name, value in own.items() if (role, name) not in wheres}
             for role, own in self.trainers.items()
         }
-        run = {name: value for name, value in self.run.items() if ("", name) not in wheres}
-        return dataclasses.replace(self, run=run, trainers=trainers)
+        run, modality = (
+            {name: value for name, value in given.items() if ("", name) not in wheres}
+            for given in (self.run, self.modality)
+        )
+        return dataclasses.replace(self, run=run, modality=modality, trainers=trainers)
 
     def under(self, stronger: Given) -> Given:
         """Both; where both speak, ``stronger`` wins."""
         roles = [*self.trainers, *(role for role in stronger.trainers if role not in self.trainers)]
         both = {role: {**self.trainers.get(role, {}), **stronger.trainers.get(role, {})} for role in roles}
-        engine = {**self.engine, **stronger.engine}
-        return Given({**self.run, **stronger.run}, {**self.loss, **stronger.loss}, both, engine)
+        engine, modality = {**self.engine, **stronger.engine}, {**self.modality, **stronger.modality}
+        return Given({**self.run, **stronger.run}, {**self.loss, **stronger.loss}, both, engine, modality)
 
 
 def flags_of(
@@ -93,6 +99,9 @@ def flags_of(
     Raises ConfigError where a loss type or an engine declares a flag that the run has.
     """
     declared = {flag.name: flag for title, group in GROUPS.items() for flag in _flags(group, RUN, title)}
+    modality: Modality = registry.load("modalities", loss_type.modality)
+    title = f"Samples: {loss_type.modality}"
+    declared |= _own_flags(declared, modality.options, MODALITY, title, f"modality {loss_type.modality}")
     declared |= _own_flags(declared, loss_type.options, LOSS, f"Loss type {loss_name}", f"--loss-type {loss_name}")
     if engine is not None:
         asked = f"--rollout-engine {engine_name}"

@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
+from miles_dmd import registry
 from miles_dmd.config.alarms import alarm_thresholds
 from miles_dmd.config.args import Args
 from miles_dmd.config.flags import Given
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import flag_name
 from miles_dmd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from miles_dmd.contracts.modality import Modality
 
 logger = logging.getLogger(__name__)
 
@@ -54,19 +59,9 @@ UNREAD = (
         "needs grids of samples, and --sample-prompts 0 asks for none; drop one of the two",
     ),
     Unread(
-        ("alarm_diversity", "alarm_saturation"),
-        lambda args: args.sample_prompts == 0,
-        "is measured on the grids of samples, and --sample-prompts 0 asks for none; drop one of the two",
-    ),
-    Unread(
         ("alarm_window", "on_alarm"),
         lambda args: not _alarms(args),
         "needs an alarm, and all of them are switched off (0); drop it",
-    ),
-    Unread(
-        ("stop_step_policy",),
-        lambda args: args.num_inference_steps == 1,
-        "says at which step a rollout stops, and --num-inference-steps 1 leaves one; drop it",
     ),
     Unread(
         ("lr_warmup_steps",),
@@ -87,9 +82,7 @@ UNREAD = (
         each_trainer=True,
     ),
 )
-"""A new flag that something can switch off gets a row here."""
-OFF = {"alarm_diversity": 0.0, "alarm_saturation": 0.0}
-"""Values that switch the thing itself off, beside whatever else does."""
+"""A new flag that something can switch off gets a row here, or in its modality."""
 Where = tuple[str, str]
 """(role of a trainer, or nothing for the whole run; argument)."""
 
@@ -103,10 +96,17 @@ def check_idle(args: Args) -> None:
 def idle(args: Args) -> dict[Where, tuple[object, str]]:
     """Arguments that are given and read by nobody -> value, and why. A value that is the default asks for nothing."""
     found: dict[Where, tuple[object, str]] = {}
-    for unread in UNREAD:
-        for where, value in (_of_trainers if unread.each_trainer else _of_run)(args, unread):
+    rows = [(unread, args) for unread in UNREAD]
+    rows += [(unread, args.modality_options) for unread in _modality_of(args).idle]
+    for unread, holder in rows:
+        given = _of_trainers(args, unread) if unread.each_trainer else _of_run(args, unread, holder)
+        for where, value in given:
             found.setdefault(where, (value, unread.why))
     return found
+
+
+def _modality_of(args: Args) -> Modality:
+    return registry.load("modalities", registry.load("losses", args.loss_type).modality)
 
 
 def without_idle(preset: Given, typed: Given, args_of: Callable[[Given], Args]) -> Given:
@@ -121,10 +121,13 @@ def without_idle(preset: Given, typed: Given, args_of: Callable[[Given], Args]) 
     return preset.without(dropped)
 
 
-def _of_run(args: Args, unread: Unread) -> Iterator[tuple[Where, object]]:
+def _of_run(args: Args, unread: Unread, holder: Any) -> Iterator[tuple[Where, object]]:
+    """``holder`` has the arguments: the run, or its modality's options. An alarm's 0 switches it off, and asks for
+    nothing either."""
     if unread.when(args):
         for name in unread.arguments:
-            if (value := getattr(args, name)) not in (DEFAULTS[name], OFF.get(name)):
+            value = getattr(holder, name)
+            if value != defaults_of(type(holder))[name] and not (name.startswith("alarm_") and value == 0):
                 yield ("", name), value
 
 
@@ -133,10 +136,10 @@ def _of_trainers(args: Args, unread: Unread) -> Iterator[tuple[Where, object]]:
     trainers = [(trainer, compute_trainer_args(args, trainer)) for trainer in compute_trainer_configs(args)]
     for name in unread.arguments:
         sharing = [own for trainer, own in trainers if name not in trainer.overrides]
-        if sharing and all(map(unread.when, sharing)) and getattr(args, name) != DEFAULTS[name]:
+        if sharing and all(map(unread.when, sharing)) and getattr(args, name) != defaults_of(type(args))[name]:
             yield ("", name), getattr(args, name)
         for trainer, own in trainers:
-            if name in trainer.overrides and getattr(own, name) != DEFAULTS[name] and unread.when(own):
+            if name in trainer.overrides and getattr(own, name) != defaults_of(type(own))[name] and unread.when(own):
                 yield (trainer.role, name), getattr(own, name)
 
 
@@ -145,4 +148,5 @@ def _written(value: object) -> str:
     return "" if value is True else f"{value} "
 
 
-DEFAULTS = {row.name: row.default for row in fields(Args) if row.default is not MISSING}
+def defaults_of(arguments: type) -> dict[str, Any]:
+    return {row.name: row.default for row in fields(arguments) if row.default is not MISSING}

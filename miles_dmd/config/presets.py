@@ -17,7 +17,7 @@ from typing import Any
 from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.config.elsewhere import nearest_argument
-from miles_dmd.config.flags import ENGINE, LOSS, RUN, Flag, Given, per_trainer
+from miles_dmd.config.flags import ENGINE, LOSS, MODALITY, RUN, Flag, Given, per_trainer
 from miles_dmd.config.nested import KEYS, NOTHING, Nested, mapping, translate
 from miles_dmd.config.strict_yaml import read_yaml
 from miles_dmd.config.trainers import require_role
@@ -31,6 +31,7 @@ SHIPPED = (Path(__file__).parents[1] / "shipped" / "trainer_configs").resolve()
 """In a clone a link to the folder at its top."""
 TOP = ("args", "trainers", *KEYS)
 NOT_IN_A_PRESET = ("config", "dry_run")
+SCOPES = (RUN, LOSS, ENGINE, MODALITY)
 _PATH = kind_of(OwnPath)
 
 
@@ -45,7 +46,7 @@ class Preset:
 
     def given(self, flags: Mapping[str, Flag], loss_name: str, roles: tuple[str, ...]) -> Given:
         """Values that it gives. Raises ConfigError for a name or a value that ``flags`` do not have."""
-        declared = {flag.argument: flag for flag in flags.values() if flag.scope in (RUN, LOSS, ENGINE)}
+        declared = {flag.argument: flag for flag in flags.values() if flag.scope in SCOPES}
         known = {name: flag for name, flag in declared.items() if name not in NOT_IN_A_PRESET}
         may_override = {name: flag for name, flag in known.items() if name in per_trainer() or flag.scope == LOSS}
         self._require_no_trainers_own(known, may_override, roles)
@@ -58,11 +59,10 @@ class Preset:
         for role, own in self._trainers():
             require_role(role, roles, loss_name, f"{self.path}: trainers")
             overrides[role] = self._values(own, may_override, f"trainers.{role}", "no argument of a single trainer")
-        run, loss, engine = (
-            {name: value for name, value in values.items() if known[name].scope == scope}
-            for scope in (RUN, LOSS, ENGINE)
+        run, loss, engine, modality = (
+            {name: value for name, value in values.items() if known[name].scope == scope} for scope in SCOPES
         )
-        return Given(run, loss, overrides, engine)
+        return Given(run, loss, overrides, engine, modality)
 
     def _require_no_trainers_own(
         self, known: Collection[str], may_override: Collection[str], roles: Sequence[str]

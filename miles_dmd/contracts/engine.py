@@ -13,21 +13,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from miles_dmd.config.args import Args
-    from miles_dmd.contracts.samples import DenoisingBatch
-    from miles_dmd.network.conditions import PromptTable
+    from miles_dmd.contracts.batch import Batch
     from miles_dmd.training.compute import Compute
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """One sample: which prompt, which noise, where to stop."""
+    """One sample: which prompt, and which randomness. A modality may ask for more of it."""
 
     sample_id: int
     prompt_id: int
     seed: int
-    """Seed of the sample's own CPU generator: initial latents first, then one tensor per re-noised step, in order."""
-    stop_step: int
-    """k in [0, N-1]: k+1 forwards, of which the last is the one that is trained."""
+    """Seed of the sample's own CPU generator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +36,8 @@ class NoOptions:
 class EngineType:
     """The declaration of an engine: what the command line may know of it without torch."""
 
-    build: str
-    """Dotted name of a ``BuildEngine``."""
+    builds: Mapping[str, str]
+    """Modality that it samples -> dotted name of a ``BuildEngine``."""
     rollouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Rollout strategies of a plan that it plays -> the arguments under which it does: ``{"solver": "euler"}``."""
     capabilities: frozenset[str] = frozenset()
@@ -67,6 +64,8 @@ class EngineType:
             raise ConfigError(
                 f"EngineType: rollouts {short_repr(self.rollouts)} must map strategies to their arguments"
             )
+        if not isinstance(self.builds, Mapping) or not self.builds:
+            raise ConfigError(f"EngineType: builds {short_repr(self.builds)} must map modalities to dotted names")
 
 
 class Server(Protocol):
@@ -91,12 +90,8 @@ class RolloutEngine(Protocol):
         """Lines about it for the user, shown once, when the run starts."""
         ...
 
-    def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
-        """Sample until each request's stop step, in the order of the requests. Safe to repeat: it changes nothing."""
-        ...
-
-    def sample(self, requests: Sequence[RolloutRequest]) -> Tensor:
-        """[B, C, H, W] fp32: the finished latents of all N steps; stop steps are ignored."""
+    def generate(self, requests: Sequence[Any]) -> Batch:
+        """Sample the modality's requests, in their order. Safe to repeat: it changes nothing."""
         ...
 
     def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
@@ -118,10 +113,10 @@ class RolloutEngine(Protocol):
 
 class BuildEngine(Protocol):
     def __call__(
-        self, args: Args, *, compute: Compute, prompts: PromptTable, texts: Sequence[str], servers: Sequence[str]
+        self, args: Args, *, compute: Compute, prompts: Any, texts: Sequence[str], servers: Sequence[str]
     ) -> RolloutEngine:
-        """``prompts`` are the encoded prompts, ``texts`` what they say, both by prompt id; ``servers`` are the
-        addresses that ``StartServer`` gave."""
+        """``prompts`` are what the modality has prepared of them, ``texts`` what they say, both by prompt id;
+        ``servers`` are the addresses that ``StartServer`` gave."""
         ...
 
 

@@ -3,142 +3,84 @@
 from __future__ import annotations
 
 import importlib
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from miles_dmd.config.args import Args
-
-    Cond = Mapping[str, Tensor]
-    """Keyword arguments of the network that stand for the prompt, each with a leading sample axis."""
-    Encode = Callable[[Sequence[str]], Cond]
-    """Texts -> their conditions, on the CPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """Texts that one text encoder does not read to their end."""
-
-    encoder: str
-    limit: int
-    """Tokens that it reads, those that mark a text's ends among them."""
-    count: int
-    """Texts that have more."""
-    longest: int
-    """Tokens of the longest text."""
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """The declaration: everything that the command line needs, read from a pipeline directory's JSON files alone."""
+    """What every modality's families declare, read from a directory's JSON files and weight headers alone.
+
+    Each modality adds what its machinery asks of a family, and how a directory is read: the functions below that raise
+    NotImplementedError here.
+    """
 
     name: str
-    pipeline: str
-    """Class that model_index.json must name."""
-    components: Mapping[str, tuple[str, ...]]
-    """Folders that a pipeline directory of this family must have -> the classes that model_index.json may name."""
-    network_component: str
-    """The folder of the network that is distilled."""
-    shard_blocks: tuple[str, ...]
-    """Class names of the blocks that FSDP shards one by one."""
-    check: Callable[[Path], None]
-    """Raises ConfigError, ``FILE: what is wrong; cure``, for a pipeline directory whose JSON files have a value of
-    another type, or do not fit each other."""
-    marks: Callable[[Path], Mapping[str, Mapping[str, tuple[int, ...]]]]
-    """component -> tensors and their shapes by which the weights of a pipeline directory are known to be its own; the
-    distilled network is known by all of its ``parameters``."""
-    shared: Callable[[Path], Mapping[str, Any]]
-    """Properties of latents and text, by name, which all networks of a run must have alike."""
-    scheduler_shift: Callable[[Path], float]
-    """Timestep shift that a pipeline directory itself samples with."""
-    parameters: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]]
-    """Name -> shape of every parameter of the network, as its weight files call them, from its config.json."""
-    pixel_multiple: Callable[[Path], int]
-    """Height and width must be multiples of this, for a pipeline directory."""
-    default_pixels: Callable[[Path], tuple[int, int]]
-    """(height, width) that a pipeline directory was made for."""
-    max_pixels: Callable[[Path], int]
-    """Longest side of an image, in pixels, that a pipeline directory can make."""
-    default_max_sequence_length: Callable[[Path], int]
-    """Text length (T5's, where there are several encoders) of a pipeline directory."""
-    condition_shapes: Callable[[Path, int], Mapping[str, tuple[int, ...]]]
-    """Name -> shape of what one prompt becomes for the network, for a pipeline directory and a text length."""
+    network_component: str = ""
+    """The folder of the network that is distilled; "" where the directory itself is that."""
+    shard_blocks: tuple[str, ...] = ()
+    """Class names of the blocks that FSDP shards one by one; where it names none, those that the network names."""
     torch_module: str
-    """Dotted name of the module that implements ``FamilyCode``."""
-    longest_text: int = 512
-    """Most text tokens that the stock pipeline takes."""
+    """Dotted name of the module that implements ``FamilyCode`` and what its modality adds to it."""
     buffer_bytes: Callable[[Mapping[str, Any]], int] = lambda config: 0
     """Bytes of the network's buffers, which every rank holds whole, from its config.json."""
     saved_buffers: tuple[str, ...] = ()
     """Names of those buffers that weight files hold beside the parameters."""
     capabilities: frozenset[str] = frozenset()
     """Items of a plan's ``required_capabilities`` that it brings, such as ``autoregressive``."""
-    can_guide: bool = True
-    """True if there is an unconditional branch; guidance-distilled models have none."""
 
-    def count_parameters(self, config: Mapping[str, Any]) -> int:
-        """Exact number of the network's parameters, from its config.json."""
-        return sum(map(math.prod, self.parameters(config).values()))
+    @property
+    def modality(self) -> str:
+        """The modality that it belongs to."""
+        raise NotImplementedError
 
-    def resolution(self, args: Args) -> tuple[int, int]:
-        """(height, width) of a run's images: as asked, or what its pipeline directory was made for."""
-        height, width = self.default_pixels(args.pipeline_directory)
-        return args.height or height, args.width or width
+    def blocks(self, network: nn.Module) -> tuple[str, ...]:
+        """Class names of the blocks of ``network`` that FSDP shards one by one."""
+        return self.shard_blocks or tuple(getattr(network, "_no_split_modules", None) or ())
 
-    def text_length(self, args: Args) -> int:
-        """Text tokens of a run's prompts: as asked, or what the teacher's pipeline uses, by which they are encoded."""
-        return args.max_sequence_length or self.default_max_sequence_length(args.teacher_directory)
+    def count_parameters(self, directory: Path) -> int:
+        """Exact number of the network's parameters, of a directory without weights."""
+        raise NotImplementedError
 
-    def code(self) -> FamilyCode:
+    def require(self, directory: Path, *, weights: bool) -> None:
+        """Raises ConfigError unless ``directory`` is a whole model of the family, with all ``weights`` if asked."""
+        raise NotImplementedError
+
+    def require_alike(self, directory: Path, other_flag: str, other: Path, known: Path | None) -> None:
+        """Raises ConfigError unless two networks of a run can look at each other's samples; the folder ``known``
+        remembers digests of large files."""
+        raise NotImplementedError
+
+    def lacking(self, directory: Path) -> list[str]:
+        """Parts of which only the configuration is there: a dry run needs no more, and a run refuses them."""
+        raise NotImplementedError
+
+    def fingerprint(self, directory: Path, known: Path | None) -> str:
+        """SHA-256 over all that makes up a model of the family; ``known`` as above."""
+        raise NotImplementedError
+
+    def distilled(self, directory: Path) -> str:
+        """By what a model is seen to be distilled already; empty where it is not."""
+        raise NotImplementedError
+
+    @property
+    def mark(self) -> str:
+        """Name of the file by which a directory of the family is known."""
+        raise NotImplementedError
+
+    def code(self) -> Any:
+        """The module that computes; each modality says by a protocol what it holds."""
         return cast("FamilyCode", importlib.import_module(self.torch_module))
 
 
 class FamilyCode(Protocol):
-    """The part that knows torch and diffusers: functions of a module. None of it is about losses, roles or Ray.
-
-    ``directory`` is a pipeline directory. The module has mypy compare itself with this protocol, as sd3's does.
-    """
+    """The part that knows torch: functions of a module. None of it is about losses, roles or Ray."""
 
     def build_network(self, directory: Path) -> nn.Module:
         """The network of ``directory``'s config.json; call it under ``init_empty_weights``."""
-        ...
-
-    def velocity(self, network: nn.Module, x: Tensor, sigma: Tensor, cond: Cond) -> Tensor:
-        """One call of the network: x [B, C, H, W], sigma [B] in [0, 1] -> velocity [B, C, H, W]."""
-        ...
-
-    def latent_shape(self, directory: Path, height: int, width: int) -> tuple[int, ...]:
-        """Shape of one sample's latents."""
-        ...
-
-    def open_encoder(
-        self, directory: Path, *, max_sequence_length: int, dtype: torch.dtype, device: torch.device
-    ) -> Encode:
-        """Load the text encoders; the result encodes a few texts as the pipeline itself does, into the declaration's
-        ``condition_shapes``, in ``dtype``."""
-        ...
-
-    def truncations(self, directory: Path, texts: Sequence[str], max_sequence_length: int) -> Sequence[Truncation]:
-        """Count the ``texts`` that each encoder cuts; opens tokenizers alone."""
-        ...
-
-    def open_decoder(self, directory: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """latents [B, C, H, W] fp32 -> images [B, H, W, 3] uint8."""
-        ...
-
-    def sampling_sigmas(self, directory: Path, num_steps: int, shape: Sequence[int]) -> list[float]:
-        """Noise levels that the pipeline visits in ``num_steps`` steps for latents of ``shape``, and the final 0."""
-        ...
-
-    def write_scheduler(self, target: Path, *, directory: Path, shift: float, solver: str) -> str:
-        """Write the scheduler that samples with ``solver`` to ``target``; returns its class name for model_index.json.
-
-        ``directory`` is the pipeline from which the student started.
-        """
         ...

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from miles_dmd.config.args import Args
-    from miles_dmd.contracts.samples import DenoisingBatch
     from miles_dmd.plan import DistillationPlan
 
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """``loss`` is a scalar fp32 with a graph: the mean over the micro-batch's samples.
+    """``loss`` is a scalar fp32 with a graph: the mean over the micro-batch's units, of which its ``weight`` has the
+    number (samples, or valid tokens).
 
-    ``metrics`` are detached scalars, each a mean over samples (they are weighted by samples when micro-batches and
-    ranks are put together); ``nonfinite`` counts entries that were not finite: one of them makes every rank skip.
+    ``metrics`` are detached scalars, each such a mean: units weigh alike when micro-batches and ranks are put together.
+    ``nonfinite`` counts entries that were not finite: one of them makes every rank skip.
     """
 
     loss: Tensor
@@ -32,12 +32,13 @@ class LossOutput:
 
 
 class Objective(Protocol):
-    """``models`` by logical role, ``external`` by producing group as ``needs`` promises it."""
+    """``models`` by logical role, ``batch`` of the loss type's modality, ``external`` by producing group as ``needs``
+    promises it."""
 
     def __call__(
         self,
         models: Mapping[str, Any],
-        batch: DenoisingBatch,
+        batch: Any,
         external: Mapping[str, Mapping[str, Tensor]],
         options: Any,
     ) -> LossOutput: ...
@@ -46,7 +47,7 @@ class Objective(Protocol):
 class Scorer(Protocol):
     """Scores of a batch by one group, without gradient: tensors with a leading sample axis, as ``tells`` names them."""
 
-    def __call__(self, models: Mapping[str, Any], batch: DenoisingBatch, options: Any) -> Mapping[str, Tensor]: ...
+    def __call__(self, models: Mapping[str, Any], batch: Any, options: Any) -> Mapping[str, Tensor]: ...
 
 
 class BuildModule(Protocol):
@@ -72,6 +73,8 @@ class LossType:
 
     options: type
     """A frozen dataclass of the knobs that only this loss type has; they become flags."""
+    modality: str = "diffusion"
+    """A plug-in of miles_dmd/modalities: what its samples are made of."""
     roles: tuple[str, ...]
     """Trainer groups, producers before consumers. The plan's layout names the same ones."""
     plan: Callable[[Args], DistillationPlan]
@@ -96,7 +99,7 @@ class LossType:
     readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """option -> the groups that read it, for those that not every group reads."""
     teacher_sampling: Callable[[Args], Mapping[str, Any]] = lambda args: {}
-    """num_inference_steps and guidance_scale of the teacher's own samples, which the student learns to draw."""
+    """Settings of the teacher's own samples, which the student learns to draw, for the modality that shows them."""
     alarms: tuple[Alarm, ...] = ()
     """Alarms of its metrics; the option ``alarm_<name>`` holds the threshold of each."""
     panels: tuple[Panel, ...] = ()
@@ -151,6 +154,7 @@ class LossType:
 _NAMES = each(string, tuple, list, set, frozenset)
 _FUNCTION = a(Callable)  # type: ignore[arg-type]
 _PARTS: Mapping[str, Check] = {
+    "modality": string,
     "roles": each(string, tuple),
     **dict.fromkeys(("objectives", "modules", "scorers"), table(string)),
     **dict.fromkeys(("tells", "metrics", "readers"), table(_NAMES)),

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 class TrainReport:
     """One optimizer step of one rank, taken or skipped."""
 
-    num_samples: int
-    """Number of samples that the means in ``metrics`` are over."""
+    weight: float
+    """Units (samples, or valid tokens) that the means in ``metrics`` are over."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Means over this rank's samples, and numbers that are equal on all ranks (gradient norm, learning rate)."""
+    """Means over this rank's units, and numbers that are equal on all ranks (gradient norm, learning rate)."""
     nonfinite: int = 0
     applied: bool = True
     """False where the ranks agreed to skip the step: nothing has advanced."""

@@ -1,4 +1,4 @@
-"""Per-sample random generators: the same noise whatever batch, micro-batch, rank or machine."""
+"""Per-sample random generators: the same numbers whatever batch, micro-batch, rank or machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from miles_dmd import seeds
-from miles_dmd.contracts.samples import DenoisingBatch
+from miles_dmd.contracts.batch import Batch
 
 
-def generators(batch: DenoisingBatch, purpose: str) -> list[torch.Generator]:
+def generators(batch: Batch, purpose: str) -> list[torch.Generator]:
     """One CPU generator a sample, from (run seed, purpose, sample id)."""
     return [from_seed(seeds.derive(batch.run_seed, purpose, sample)) for sample in batch.ids]
 

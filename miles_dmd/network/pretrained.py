@@ -36,6 +36,7 @@ def empty_network(family: ModelFamily, directory: Path) -> nn.Module:
     """The network of a pipeline directory with parameters on the meta device; buffers are real."""
     with opening(f"its {family.network_component}", directory), init_empty_weights(include_buffers=False):
         network = family.code().build_network(directory)
+    _tie(network)  # in there, each name would get a parameter of its own again
     # no network here has dropout or batch statistics to train, and a family that has must not train them by accident
     return network.eval()
 
@@ -47,9 +48,16 @@ def load_network(family: ModelFamily, directory: Path, *, dtype: torch.dtype = t
     # without a device map, accelerate leaves parameters in the dtype of the file
     with opening(f"the weights of its {family.network_component}", directory):
         load_checkpoint_in_model(network, str(weights), device_map={"": "cpu"}, dtype=dtype)
+        _tie(network)  # loading has put a tensor of its own at each name
     missing = [name for name, value in network.named_parameters() if value.is_meta]
     if missing:
         raise ConfigError(
             f"{directory / family.network_component} lacks weights for {missing[:4]} ({len(missing)} in all)"
         )
     return network
+
+
+def _tie(network: nn.Module) -> None:
+    """Make parameters that stand for one another one: files have a tensor of the first alone."""
+    if (tie := getattr(network, "tie_weights", None)) is not None:
+        tie()

@@ -1,8 +1,7 @@
 """Alarms on training metrics: a number, a threshold, and what it is a sign of.
 
-A loss type declares its own, with a threshold ``alarm_<name>`` among its options; GRID_ALARMS watch the grids of
-samples of any run. A cycle's row gets ``alarm/<name>``, 0 or 1, where the number could be told; a threshold of 0
-switches an alarm off.
+Loss types and modalities declare their own, with a threshold ``alarm_<name>`` among their options. A cycle's row
+gets ``alarm/<name>``, 0 or 1, where the number could be told; a threshold of 0 switches an alarm off.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ class Alarm:
     cure: str
     below: bool = False
     """True if small values are the bad ones."""
+    two_sided: bool = False
+    """True if values far from 0 are the bad ones, on either side."""
     series: str = ""
     """The key whose earlier values ``measure`` looks at, where it looks at earlier ones."""
 
@@ -42,6 +43,7 @@ class Alarm:
         return f"--{self.option.replace('_', '-')}"
 
     def rings(self, value: float, threshold: float) -> bool:
+        value = abs(value) if self.two_sided else value
         return value < threshold if self.below else value > threshold
 
 
@@ -91,24 +93,6 @@ def latest(metric: str) -> Callable[[History, int], float | None]:
     return lambda history, window: history.last.get(metric)
 
 
-GRID_ALARMS = (
-    Alarm(
-        "saturation",
-        "samples/saturation",
-        latest("samples/saturation"),
-        "samples leave the data's range: less guidance, or an earlier checkpoint",
-    ),
-    Alarm(
-        "diversity",
-        "samples/diversity",
-        latest("samples/diversity"),
-        "seeds of a prompt come to look alike: an earlier checkpoint, less guidance, or a lower learning rate",
-        below=True,
-    ),
-)
-"""Alarms of a run that draws grids of samples, relative to its first grid, which is the teacher's if there is one."""
-
-
 class Alarms:
     """The alarms of a run, each with its threshold: ``check`` each cycle's row. ``window`` in cycles."""
 
@@ -148,5 +132,5 @@ class Alarms:
         logger.warning(
             "alarm %s after step %d: %s is %.4g, %s %s %g: %s",
             alarm.name, row.get("global_step", 0), alarm.metric, value,
-            "below" if alarm.below else "above", alarm.flag, threshold, alarm.cure,
+            "below" if alarm.below else "beyond" if alarm.two_sided else "above", alarm.flag, threshold, alarm.cure,
         )  # fmt: skip

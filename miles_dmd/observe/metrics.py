@@ -19,7 +19,7 @@ from miles_dmd.errors import FormatError
 FORMAT = 1
 KIND = "miles_dmd.metrics"
 OF_A_CYCLE = ("cycle", "global_step", "seconds")
-OF_EVERY_STEP = ("loss", "nonfinite", "seconds", "peak_memory_mib")
+OF_EVERY_STEP = ("loss", "weight", "nonfinite", "seconds", "peak_memory_mib")
 """Metrics of every trainer group in a phase in which it trains, whatever it minimises."""
 OF_EVERY_ROLE = ("grad_norm", "lr")
 """Metrics of every trained role's optimizer step."""

@@ -33,10 +33,6 @@ class Panel:
     """True for a logarithmic axis."""
 
 
-GRID_PANELS = (Panel("Diversity over the first grid's", ("samples/diversity",)),)
-"""Panels of a run that draws grids of samples."""
-
-
 def sample_grid(
     images: "ndarray", path: str | Path, labels: Sequence[str] = (), columns: int | None = None, title: str = ""
 ) -> None:

@@ -20,13 +20,13 @@ from miles_dmd.pipelines.quantised import refuse_quantised
 from miles_dmd.pipelines.weights import require_tensors, require_weights, weight_files
 
 if TYPE_CHECKING:
-    from miles_dmd.contracts.family import ModelFamily
+    from miles_dmd.modalities.diffusion.family import DiffusionFamily
 
 STUDENTS = "distillation.json"
 """Name of the file that a run leaves in the student that it exports."""
 
 
-def check_pipeline(directory: Path, family: ModelFamily, *, weights: bool) -> None:
+def check_pipeline(directory: Path, family: DiffusionFamily, *, weights: bool) -> None:
     """Raises ConfigError unless ``directory`` is a whole pipeline of the family, with all ``weights`` if asked."""
     require_pipeline(directory, family.pipeline, family.components)
     refuse_quantised(directory, family.components)  # before counts and shapes, which packed weights have others of
@@ -46,7 +46,7 @@ def check_pipeline(directory: Path, family: ModelFamily, *, weights: bool) -> No
 
 
 def require_alike(
-    family: ModelFamily, directory: Path, other_flag: str, other: Path, known: Path | None = None
+    family: DiffusionFamily, directory: Path, other_flag: str, other: Path, known: Path | None = None
 ) -> None:
     """Raises ConfigError unless two networks of a run can look at each other's samples and read the same text; by
     sizes first, then by content."""
@@ -69,16 +69,16 @@ def distilled(directory: Path) -> str:
     return f"scheduler {kind}" if kind == "FlowMatchLCMScheduler" else ""
 
 
-def holds_weights(component: str, family: ModelFamily) -> bool:
+def holds_weights(component: str, family: DiffusionFamily) -> bool:
     return component == family.network_component or component.startswith(("text_encoder", "vae"))
 
 
-def lacking(directory: Path, family: ModelFamily) -> list[str]:
+def lacking(directory: Path, family: DiffusionFamily) -> list[str]:
     """Components of which only the configuration is there: a dry run needs no more, and a run refuses them."""
     return [name for name in family.components if is_lacking(directory / name, family)]
 
 
-def is_lacking(component: Path, family: ModelFamily) -> bool:
+def is_lacking(component: Path, family: DiffusionFamily) -> bool:
     if component.name.startswith("tokenizer"):
         return not any(is_file(component / name) for name in VOCABULARIES)
     if not holds_weights(component.name, family):

@@ -24,8 +24,8 @@ def refuse_quantised(directory: Path, components: Iterable[str]) -> None:
 
     Not of the network alone: an encoder of 8 bits gives other embeddings, and is copied into the student.
     """
-    for component in components:
-        folder = directory / component
+    for name_of_it in components:
+        folder, component = directory / name_of_it, name_of_it or "the model"
         if is_file(path := folder / "config.json") and (how := read_json(path).get("quantization_config")) is not None:
             method = how.get("quant_method") if isinstance(how, dict) else how
             raise ConfigError(

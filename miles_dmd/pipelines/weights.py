@@ -48,9 +48,15 @@ def weight_entry(directory: Path) -> Path:
     for name in (WEIGHTS, ENCODER_WEIGHTS):
         if is_file(index := directory / f"{name}.index.json"):
             return index
-    encoder = directory.name.startswith("text_encoder")
-    language_model = is_file(directory / ENCODER_WEIGHTS) and not is_file(directory / WEIGHTS)
-    return directory / (ENCODER_WEIGHTS if encoder or language_model else WEIGHTS)
+    transformers_own = directory.name.startswith("text_encoder") or is_causal(directory)
+    return directory / (ENCODER_WEIGHTS if transformers_own else WEIGHTS)
+
+
+def is_causal(directory: Path) -> bool:
+    """True if ``directory`` says that it is a language model."""
+    config = directory / "config.json"
+    classes = read_json(config).get("architectures") if is_file(config) else None
+    return isinstance(classes, list) and any(str(name).endswith("ForCausalLM") for name in classes)
 
 
 def weight_names(index: Path) -> list[str]:

@@ -3,10 +3,11 @@
 What is read of it, each level a mapping or an object with attributes; null is unset:
 
     algorithm: {trainer_type: distillation}
-    actor_rollout_ref: {model: {path: ...}}
+    actor_rollout_ref: {model: {path: ..., use_fused_kernels: false}, actor: {use_torch_compile: false}}
     distillation:
       enabled: false                                 # the switch of on-policy distillation (OPD)
       distribution_matching: {recipe: dmd2, fake_update_ratio: 5, ...}
+      distillation_loss: {loss_mode: resopd, topk: 4, use_policy_gradient: false, ...}     # read where enabled is true
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from miles_dmd.plan.recipe import SETTINGS, read
 from miles_dmd.plan.recipes import build_plan
 from miles_dmd.registry import nearest
 from miles_dmd.shown import short_repr
-from miles_dmd.validators import flag
+from miles_dmd.validators import flag, positive
 
 DEFAULT_RECIPE = "dmd2"
+ON_POLICY_RECIPE, ON_POLICY_LOSS = "opd", "resopd"
 TRAINER_TYPES = {"distillation": "distribution_matching"}
 """trainer type -> the capability that its plans require."""
 DECLARABLE = frozenset({"distribution_matching", "autoregressive", "adversarial", "token_matching"})
@@ -33,6 +35,29 @@ TRAINER_SETTINGS = (
     *("student_micro_batch_size", "fake_micro_batch_size", "fake_lr", "fake_weight_decay", "fake_clip_grad"),
     *("fake_lr_scheduler", "ema_decay", "ema_start_step"),
 )
+FIXED = {
+    "use_policy_gradient": (False, "the score gradient is built into the loss, and a policy gradient adds it again"),
+    "use_task_rewards": (False, "the loss is the divergence to the teacher alone; there are no rewards"),
+    "loss_max_clamp": (None, "a clamped loss drops gradients, which biases the estimator"),
+    "log_prob_min_clamp": (None, "a clamped log-prob moves mass, which biases the estimator"),
+}
+"""setting of ``distillation_loss`` -> the one value that it may have, and why."""
+ON_POLICY_SETTINGS = ("loss_mode", "topk", *FIXED)
+SWITCHES = {
+    "model": {"use_fused_kernels": "the loss reads logits, and a fused head has none to show"},
+    "actor": {"use_torch_compile": "nothing here is compiled"},
+}
+"""level of ``actor_rollout_ref`` -> its settings that may be false alone -> why."""
+NOT_OFFERED = {
+    "k1": "differentiated directly, its expected gradient is zero",
+    "k3": "its expected gradient is that of the forward KL, not of the reverse KL that its value estimates",
+    "low_var_kl": "its expected gradient is that of the forward KL, not of the reverse KL that its value estimates",
+    "abs": "only the sign of the log-ratio reaches its gradient",
+    "forward_kl_topk": "without the tail it is no divergence: it falls below zero, and pushes the tail anywhere",
+    "reverse_kl_topk": "without the tail the student lowers it by giving up its own head mass",
+    "reverse_kl_student_topk": "without the tail the student lowers it by giving up its own head mass",
+}
+"""Loss of other trainers -> why there is none of that name here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +69,8 @@ class NestedForm:
     capability: str | None = None
     """Capability that the plan must require; None where it has neither a trainer type nor ``distribution_matching``."""
     on_policy: bool = False
+    on_policy_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of ``distillation_loss`` that are set, of which some value is a choice."""
     where: str = ""
     """Put before the names of its keys in messages."""
 
@@ -70,11 +97,14 @@ def read_nested(config: Any, where: str = "", *, strict: bool = False) -> Nested
         _level(config, key, where, known, strict)
         for key, known in (
             ("algorithm", ("trainer_type",)),
-            ("actor_rollout_ref", ("model",)),
-            ("distillation", ("enabled", "distribution_matching")),
+            ("actor_rollout_ref", tuple(SWITCHES)),
+            ("distillation", ("enabled", "distribution_matching", "distillation_loss")),
         )
     )
-    model = _level(ref, "model", f"{where}actor_rollout_ref.", ("path",), strict)
+    model, _ = (
+        _switched_off(ref, level, f"{where}actor_rollout_ref.", known, strict)
+        for level, known in (("model", ("path",)), ("actor", ()))
+    )
     name, block = f"{where}distillation.", distillation.get("distribution_matching")
     known = ("recipe", *PLAN_SETTINGS, *TRAINER_SETTINGS)
     settings = _level(distillation, "distribution_matching", name, known, strict or isinstance(block, Mapping))
@@ -84,18 +114,53 @@ def read_nested(config: Any, where: str = "", *, strict: bool = False) -> Nested
             f"{where}algorithm.trainer_type {short_repr(trainer_type)} is not among {', '.join(TRAINER_TYPES)}; "
             "leave it out, and the loss type decides"
         )
+    on_policy = flag(f"{name}enabled", distillation.get("enabled", False))
     return NestedForm(
         {**({"model_path": model["path"]} if model else {}), **settings},
         trainer_type and TRAINER_TYPES[trainer_type],
-        flag(f"{name}enabled", distillation.get("enabled", False)),
+        on_policy,
+        _on_policy_settings(distillation, on_policy, name, strict),
         where,
     )
 
 
+def _switched_off(ref: Any, level: str, where: str, known: Collection[str], strict: bool) -> dict[str, Any]:
+    """The ``known`` keys of ``level`` that are set, beside its SWITCHES."""
+    found = _level(ref, level, where, (*known, *SWITCHES[level]), strict)
+    for name, why in SWITCHES[level].items():
+        if flag(f"{where}{level}.{name}", found.pop(name, False)):
+            raise PlanError(f"{where}{level}.{name} true must be false: {why}")
+    return found
+
+
+def _on_policy_settings(distillation: Any, enabled: bool, where: str, strict: bool) -> dict[str, Any]:
+    """Settings of ``distillation_loss`` that are set and have a choice; the others have their one value."""
+    block, place = read(distillation, "distillation_loss"), f"{where}distillation_loss"
+    settings = _level(
+        distillation, "distillation_loss", where, ON_POLICY_SETTINGS, strict or isinstance(block, Mapping)
+    )
+    if settings and not enabled:
+        raise PlanError(f"{place} is on-policy distillation's; set {where}enabled to true, or drop it")
+    for name, (fixed, why) in FIXED.items():
+        if (given := settings.pop(name, fixed)) is not fixed:
+            must = "false" if fixed is False else "unset (null)"
+            raise PlanError(f"{place}.{name} {short_repr(given)} must be {must}: {why}")
+    mode = settings.get("loss_mode")
+    if isinstance(mode, str) and mode in NOT_OFFERED:
+        raise PlanError(f"{place}.loss_mode {mode!r} is not offered: {NOT_OFFERED[mode]}; the default is resopd")
+    if "topk" in settings:
+        positive(f"{place}.topk", settings["topk"])
+    return settings
+
+
 def build_plan_from_config(config: Any, capabilities: Collection[str] = DECLARABLE) -> DistillationPlan:
-    """The plan of ``distillation.distribution_matching``; PlanError for what is missing, unknown or at odds with it."""
+    """The plan of ``distillation.distribution_matching``, or of on-policy distillation where that is switched on;
+    PlanError for what is missing, unknown or at odds with it."""
     form = read_nested(config)
     if read(read(config, "distillation"), "distribution_matching") is None:
+        if form.on_policy and form.capability is None:
+            settings = {**form.settings, "opd_top_k": form.on_policy_settings.get("topk")}
+            return build_plan(ON_POLICY_RECIPE, settings, capabilities)
         raise PlanError(f"distillation.distribution_matching is required; name its recipe, such as {DEFAULT_RECIPE}")
     recipe = form.settings.get("recipe", DEFAULT_RECIPE)
     settings = {name: value for name, value in form.settings.items() if name in PLAN_SETTINGS}

@@ -11,7 +11,7 @@ from miles_dmd.plan.layout import ExportSpec, RoleBinding, RoleGroupSpec, RoleLa
 from miles_dmd.plan.plan import DISTRIBUTION_MATCHING_ROLES, DistillationPlan
 from miles_dmd.plan.schedule import UpdatePhaseSpec, UpdateSchedule
 from miles_dmd.registry import nearest
-from miles_dmd.validators import choice, count
+from miles_dmd.validators import Check, choice, count
 
 Partition = Mapping[str, Mapping[str, tuple[str, ...]]]
 TRAINED = ("student", "fake_score", "discriminator")
@@ -58,9 +58,11 @@ class Recipe:
     capabilities: ClassVar[frozenset[str]] = frozenset({"distribution_matching"})
     default_ratio: ClassVar[int] = 5
     default_export: ClassVar[str] = "student_ema"
+    objective_settings: ClassVar[Mapping[str, Check]] = {}
+    """Settings of its own that become part of the objective, where they are set."""
 
     def build(self, config: Any) -> DistillationPlan:
-        """``config`` is a mapping or has attributes; keys are SETTINGS and ``<group>_model_path``."""
+        """``config`` is a mapping or has attributes; keys: SETTINGS, ``<group>_model_path``, ``objective_settings``."""
         known = f"of recipe {self.name!r}"
         name = choice(f"profile {known}", read(config, "profile", next(iter(self.profiles))), self.profiles)
         rollout = choice(f"rollout_strategy {known}", read(config, "rollout_strategy", self.rollouts[0]), self.rollouts)
@@ -72,13 +74,20 @@ class Recipe:
             version=1,
             role_layout=self.layout(config, profile),
             data_requirements={"mode": mode},
-            objective={"name": self.objective, "profile": name, "roles": self.objective_roles},
+            objective={"name": self.objective, "profile": name, "roles": self.objective_roles, **self._own(config)},
             rollout={"strategy": rollout},
             initialization={"stage": self.stage} | ({"requires_provenance": True} if self.stage != "base" else {}),
             update_schedule=self.schedule(config, profile),
             export=ExportSpec(read(config, "export_role", self.default_export)),
             required_capabilities=self.capabilities | profile.capabilities,
         )
+
+    def _own(self, config: Any) -> dict[str, Any]:
+        """Settings of the objective that are set, checked."""
+        found = {key: value for key in self.objective_settings if (value := read(config, key)) is not None}
+        for key, value in found.items():
+            self.objective_settings[key](key, value)
+        return found
 
     def schedule(self, config: Any, profile: Profile) -> UpdateSchedule:
         """The student once, then K updates of the fake score; the warm-up is the fake-score phase alone."""
@@ -102,7 +111,7 @@ class Recipe:
             group: tuple(r for role in roles for r in (profile.fake_roles if role == "fake_score" else (role,)))
             for group, roles in self.partitions.get(storage, self.partitions[known[0]]).items()
         }
-        _refuse_unknown_settings(config, self.name, groups)
+        _refuse_unknown_settings(config, self.name, [*self.objective_settings, *map(_path_key, groups)])
         paths = {group: read(config, _path_key(group), read(config, "model_path", "")) for group in groups}
         layout = partition_layout(groups, paths, storage)
         return independent_layout(layout) if storage == "colocated_independent" else layout
@@ -118,10 +127,10 @@ def _path_key(group: str) -> str:
     return "model_path" if group == "base" else f"{group.removesuffix('_base')}_model_path"
 
 
-def _refuse_unknown_settings(config: Any, recipe: str, groups: Iterable[str]) -> None:
+def _refuse_unknown_settings(config: Any, recipe: str, own: Iterable[str]) -> None:
     if not isinstance(config, Mapping):
         return
-    known = [*SETTINGS, *(_path_key(group) for group in groups)]
+    known = [*SETTINGS, *own]
     for key in config:
         if key not in known and config[key] is not None:
             there = ", ".join(dict.fromkeys(known))

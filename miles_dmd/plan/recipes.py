@@ -10,7 +10,7 @@ from miles_dmd.plan.declared.recipes import CausVidRecipe, DMDRecipe, SelfForcin
 from miles_dmd.plan.plan import DistillationPlan
 from miles_dmd.plan.recipe import ONE_MODEL, Partition, Profile, Recipe
 from miles_dmd.registry import Registry
-from miles_dmd.validators import instance, sequence
+from miles_dmd.validators import instance, positive, sequence
 
 
 class DMD2Recipe(Recipe):
@@ -35,6 +35,7 @@ class OnPolicyDistillationRecipe(Recipe):
     partitions: ClassVar[Partition] = {"actor_teacher": {"teacher": ("teacher_score",), "actor": ("student",)}}
     capabilities = frozenset({"token_matching"})
     default_export = "student"
+    objective_settings: ClassVar = {"opd_top_k": positive}
 
 
 objective_registry = Registry(

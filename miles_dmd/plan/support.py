@@ -19,7 +19,7 @@ class Support:
     rollouts: frozenset[str] = frozenset()
 
 
-SHIPPED = Support(frozenset({"distribution_matching"}), frozenset(FEW_STEP))
+SHIPPED = Support(frozenset({"distribution_matching", "token_matching"}), frozenset(FEW_STEP))
 """Declarations of the plug-ins that come with the package."""
 
 

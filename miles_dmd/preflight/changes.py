@@ -23,7 +23,6 @@ from miles_dmd.config.args import (
 from miles_dmd.config.values import kinds
 from miles_dmd.errors import CheckpointError
 from miles_dmd.files import digests
-from miles_dmd.pipelines.fingerprint import fingerprint
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.registry import nearest
 
@@ -72,7 +71,7 @@ def recorded_arguments(run: ResolvedRun) -> dict[str, dict[str, Any]]:
 def changes(recorded: Mapping[str, Mapping[str, Any]], run: ResolvedRun) -> list[Change]:
     """Differences that alter training, whether allowed or not."""
     now = recorded_arguments(run)
-    harmless = HARMLESS | {alarm.option for alarm in run.loss_type.alarms}
+    harmless = HARMLESS | run.modality.harmless | {alarm.option for alarm in run.loss_type.alarms}
     rows = [
         Change(argument, trainer, was, is_)
         for trainer in now
@@ -126,17 +125,17 @@ def _merged(rows: list[Change], trainers: int) -> Iterator[Change]:
 
 def _flat(args: Args) -> dict[str, Any]:
     values = {name: getattr(args, name) for name in kinds(type(args))}
-    options = {name: getattr(args.loss_options, name) for name in kinds(type(args.loss_options))}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in {**values, **options}.items()}
+    for options in (args.modality_options, args.loss_options):
+        values |= {name: getattr(options, name) for name in kinds(type(options))}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _sources(args: Args, group: str, run: ResolvedRun) -> dict[str, dict[str, str]]:
     """argument -> path and fingerprint of the weights that a group's models started from."""
-    components = run.family.components
     paths = {name: getattr(args, name) for name in dict.fromkeys(run.roles[group].pipelines.values())}
     return {
         "teacher_checkpoint" if name == "teacher_path" else name: {
-            "path": str(path), "sha256": fingerprint(Path(path), components, digests(args.cache_dir))
+            "path": str(path), "sha256": run.family.fingerprint(Path(path), digests(args.cache_dir))
         }
         for name, path in paths.items()
     }  # fmt: skip

@@ -14,18 +14,16 @@ from miles_dmd.preflight.resolved import ResolvedRun
 if TYPE_CHECKING:
     from miles_dmd.contracts.loss import LossType
 
-OF_GRIDS = ("samples/diversity", "samples/saturation")
-
 
 def metric_names(run: ResolvedRun) -> set[str]:
     """Metrics of a cycle with a student step. A loss type of somebody's own has those that its ``metrics`` declare."""
-    plan, grids = run.plan, run.args.sample_prompts > 0
+    plan, shown = run.plan, run.args.sample_prompts > 0
     names = {*OF_A_CYCLE, *(name for phase in plan.update_schedule.phases for name in _of_phase(phase, run))}
     names |= time_metrics(dict.fromkeys((*span_names(plan), "pictures", OTHER), 0.0)).keys()
-    if grids:
-        names |= set(OF_GRIDS)
+    if shown:
+        names |= set(run.modality.metrics)
     for alarm, threshold in run.alarms.items():
-        if threshold > 0 and (grids or alarm.metric not in OF_GRIDS):
+        if threshold > 0 and (shown or alarm.metric not in run.modality.metrics):
             names |= {alarm.metric, PREFIX + alarm.name}
     return names
 

@@ -11,14 +11,14 @@ from miles_dmd.errors import ConfigError
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.loss import LossType
+    from miles_dmd.contracts.modality import Modality
     from miles_dmd.plan import DistillationPlan
     from miles_dmd.preflight.resolved import ResolvedRun
 
 RUN_WIDE = {
-    "model_family": "networks of one run share latents and text, so a run has one family",
+    "model_family": "networks of one run look at each other's samples, so a run has one family",
     "save": "a run has one directory for all its trainers",
     "load": "a checkpoint holds all trainers of a run",
-    "max_sequence_length": "prompts are encoded once for all trainers",
     "teacher_checkpoint": "a run has one teacher",
     "ema_decay": "a run has one moving average, the student's",
     "ema_start_step": "a run has one moving average, the student's",
@@ -29,11 +29,12 @@ OF_THE_STEP = frozenset(kinds(OptimArgs)) - {"micro_batch_size", "num_trainer_ra
 """Arguments that a group reads only if something in it trains."""
 
 
-def check_run_wide(args: Args, loss_type: LossType) -> None:
+def check_run_wide(args: Args, loss_type: LossType, modality: Modality) -> None:
     """Raises ConfigError for an override of an argument that the run has one of."""
     options = dict.fromkeys(loss_type.run_wide, "a run has one schedule and one teacher")
     options |= {alarm.option: "alarms are the run's, not a trainer's" for alarm in loss_type.alarms}
-    whole = dict.fromkeys(kinds(Args).keys() - set(per_trainer()), "it applies to the whole run, not to one trainer")
+    run_wide = {*kinds(Args), *kinds(modality.options)} - set(per_trainer())
+    whole = dict.fromkeys(run_wide, "it applies to the whole run, not to one trainer")
     reasons = {**whole, **RUN_WIDE, **options}
     for trainer in args.trainers:
         for name in trainer.overrides.keys() & reasons.keys():

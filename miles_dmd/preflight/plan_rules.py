@@ -15,7 +15,7 @@ def check_plan_is_obeyed(run: ResolvedRun) -> None:
     args, plan, engine = run.args, run.plan, run.engine
     capabilities = run.loss_type.capabilities | run.family.capabilities | engine.capabilities
     try:
-        require_runnable(plan, Support(capabilities, frozenset(engine.rollouts)))
+        require_runnable(plan, Support(capabilities, frozenset(engine.rollouts) & run.modality.strategies))
     except NotBuilt as error:
         plugins = f"--loss-type {args.loss_type} with --rollout-engine {args.rollout_engine}"
         raise ConfigError(f"{plugins} and --model-family {args.model_family}: {error}") from error
@@ -27,7 +27,7 @@ def _require_arguments(rollout: dict[str, Any], args: Args) -> None:
     """Sampling follows the arguments, so they must be those of the plan's ``rollout``."""
     strategy = rollout.pop("strategy")
     for name, planned in rollout.items():
-        given = getattr(args, name, None)
+        given = getattr(args, name, getattr(args.modality_options, name, None))
         if given != planned:
             raise ConfigError(
                 f"{flag_name(name)} {short_repr(given)} is not what the plan of --loss-type {args.loss_type} samples "

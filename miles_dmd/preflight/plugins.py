@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from miles_dmd.config.args import Args
-from miles_dmd.config.values import Count, Guidance, checked, flag_name, kind_of, kinds
+from miles_dmd.config.values import flag_name, kinds
 from miles_dmd.errors import ConfigError, MilesDmdError, PlanError
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.preflight.dotted import require_defined
@@ -16,6 +16,8 @@ from miles_dmd.registry import nearest
 from miles_dmd.shown import short_repr
 
 if TYPE_CHECKING:
+    from miles_dmd.contracts.engine import EngineType
+    from miles_dmd.contracts.family import ModelFamily
     from miles_dmd.contracts.loss import LossType
 
 
@@ -99,23 +101,26 @@ def _require_weights(trained: Iterable[str], run: ResolvedRun) -> None:
             )
 
 
-SAMPLING = {"num_inference_steps": kind_of(Count), "guidance_scale": kind_of(Guidance)}
-
-
-def check_teacher_sampling(run: ResolvedRun) -> None:
-    """Raises ConfigError where the teacher could not be sampled as the loss type says."""
-    asked = f"--loss-type {run.args.loss_type}"
-    with _asked_of(asked):
-        found = run.teacher_sampling
-    if not isinstance(found, Mapping) or (found and found.keys() != SAMPLING.keys()):
+def check_modality(args: Args, loss_type: LossType, family: ModelFamily, engine: EngineType) -> None:
+    """Raises ConfigError unless loss type, model family and engine are of one modality."""
+    wanted = loss_type.modality
+    if family.modality != wanted:
         raise ConfigError(
-            f"{asked}: teacher_sampling gives {short_repr(found)}; it must give {' and '.join(SAMPLING)}, or {{}}"
+            f"--model-family {args.model_family} is a family of {family.modality} models, and --loss-type "
+            f"{args.loss_type} trains {wanted} models; drop --model-family"
         )
-    for name, value in found.items():
-        where = f"{asked}: teacher_sampling's {name}"
-        if isinstance(value, str):
-            raise ConfigError(f"{where} {short_repr(value)} must be {SAMPLING[name]}")
-        checked(SAMPLING[name], value, where)
+    if wanted not in engine.builds:
+        raise ConfigError(
+            f"--rollout-engine {args.rollout_engine} samples {' and '.join(engine.builds)} models, and --loss-type "
+            f"{args.loss_type} trains {wanted} models; name another engine"
+        )
+
+
+def check_options(run: ResolvedRun) -> None:
+    """Apply the rules of the run's modality. Raises ConfigError."""
+    with _asked_of(f"--loss-type {run.args.loss_type}"):
+        for rule in run.modality.rules:
+            rule(run)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from miles_dmd.contracts.engine import EngineType
     from miles_dmd.contracts.family import ModelFamily
     from miles_dmd.contracts.loss import LossType
+    from miles_dmd.contracts.modality import Modality
     from miles_dmd.contracts.role import Role
     from miles_dmd.observe.alarms import Alarm
     from miles_dmd.plan import DistillationPlan
@@ -31,6 +32,7 @@ class ResolvedRun:
     trainers: Mapping[str, Args]
     """group -> its own arguments, producers before consumers."""
     loss_type: LossType
+    modality: Modality
     family: ModelFamily
     engine: EngineType
     roles: Mapping[str, Role]
@@ -71,7 +73,8 @@ class ResolvedRun:
         for group, own in self.trainers.items():
             for argument in self.roles[group].pipelines.values():
                 flag = self.flag(group, argument) if argument in kinds(Args) else self.flag_of_teacher
-                found.setdefault(Path(getattr(own, argument)), flag)
+                if (directory := getattr(own, argument)) is not None:  # else a server holds the model
+                    found.setdefault(Path(directory), flag)
         return found
 
     def flag(self, group: str, argument: str) -> str:

@@ -18,7 +18,6 @@ from miles_dmd.config.values import flag_name, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests
 from miles_dmd.observe.trackers import check_installed
-from miles_dmd.pipelines.consistency import check_pipeline, distilled, require_alike
 from miles_dmd.preflight.hooks import PREFIX, check_hooks
 from miles_dmd.preflight.metric_names import metric_names
 from miles_dmd.preflight.overrides import check_read, check_run_wide
@@ -28,10 +27,10 @@ from miles_dmd.preflight.plugins import (
     check_engine_options,
     check_loss_options,
     check_loss_parts,
-    check_teacher_sampling,
+    check_modality,
+    check_options,
     plan_of,
 )
-from miles_dmd.preflight.prompt_table import check_room
 from miles_dmd.preflight.resolved import ResolvedRun
 from miles_dmd.preflight.resume import open_resume
 from miles_dmd.preflight.run_directory import check_save, inputs
@@ -65,13 +64,15 @@ def _looked_up(args: Args) -> ResolvedRun:
     """The run, of which only what its plan needs has been checked."""
     check_required(args)
     loss_type, family = registry.load("losses", args.loss_type), registry.load("models", args.model_family)
-    check_run_wide(args, loss_type)
+    modality = registry.load("modalities", loss_type.modality)
+    check_run_wide(args, loss_type, modality)
     trainers = trainer_args(args)
     engine = registry.load("engines", args.rollout_engine)
     roles = {group: registry.load("roles", group) for group in trainers}
+    check_modality(args, loss_type, family, engine)
     check_loss_options(args, trainers, loss_type)
     plan = plan_of(args, loss_type)
-    return ResolvedRun(args, trainers, loss_type, family, engine, roles, plan)
+    return ResolvedRun(args, trainers, loss_type, modality, family, engine, roles, plan)
 
 
 @contextlib.contextmanager
@@ -90,8 +91,8 @@ def check_required(args: Args) -> None:
     if missing:
         preset = "" if args.config or not shipped() else f"; or start from a preset: --config {shipped()[0]}"
         raise ConfigError(
-            f"--loss-type {args.loss_type} needs {' and '.join(missing)} (a pipeline directory to start from, a file "
-            f"of prompts){preset}"
+            f"--loss-type {args.loss_type} needs {' and '.join(missing)} (a model directory to start from, a file of "
+            f"prompts){preset}"
         )
 
 
@@ -130,14 +131,14 @@ def check_warmup(run: ResolvedRun) -> None:
             )
 
 
-def check_pipelines(run: ResolvedRun) -> None:
-    """Whole pipeline directories, which share what the networks of a run must share."""
+def check_models_on_disk(run: ResolvedRun) -> None:
+    """Whole model directories, which share what the networks of a run must share."""
     first: tuple[str, Path] | None = None
     for path, flag in run.directories.items():
         try:
-            check_pipeline(path, run.family, weights=not run.args.dry_run)
+            run.family.require(path, weights=not run.args.dry_run)
             first = first or (flag, path)
-            require_alike(run.family, path, *first, known=digests(run.args.cache_dir))
+            run.family.require_alike(path, *first, known=digests(run.args.cache_dir))
         except ConfigError as error:
             raise ConfigError(f"{flag} {path}: {error}") from error
         except MemoryError as error:
@@ -148,37 +149,16 @@ def check_pipelines(run: ResolvedRun) -> None:
 
 def check_teacher(run: ResolvedRun) -> None:
     """Warn, and go on: a student may be distilled again, into fewer steps."""
-    if why := distilled(run.args.teacher_directory):
+    if why := run.family.distilled(run.args.teacher_directory):
         logger.warning(
-            "%s %s: the teacher is a distilled student itself (%s); at other noise levels and guidance than its own it "
-            "is poor, so name the model that it came from by --teacher-checkpoint",
+            "%s %s: the teacher is a distilled student itself (%s), and poor where it was not trained; name the model "
+            "that it came from by --teacher-checkpoint",
             run.flag_of_teacher, run.args.teacher_directory, why,
         )  # fmt: skip
 
 
-def check_pixels(run: ResolvedRun) -> None:
-    for flag, pixels in zip(("--height", "--width"), run.family.resolution(run.student), strict=True):
-        for directory in run.directories:
-            step, longest = run.family.pixel_multiple(directory), run.family.max_pixels(directory)
-            if pixels % step:
-                nearest = max(round(pixels / step), 1) * step
-                raise ConfigError(
-                    f"{flag} {pixels} must be a multiple of {step} for {directory}; the nearest is {nearest}"
-                )
-            if pixels > longest:
-                raise ConfigError(f"{flag} {pixels} is more than {directory} has positions for; at most {longest}")
-
-
 def check_trackers(run: ResolvedRun) -> None:
     check_installed(tensorboard=run.args.tensorboard, wandb_project=run.args.wandb_project)
-
-
-def check_text_length(run: ResolvedRun) -> None:
-    args, longest = run.args, run.family.longest_text
-    if args.max_sequence_length is not None and args.max_sequence_length > longest:
-        raise ConfigError(
-            f"--max-sequence-length {args.max_sequence_length} is more than the stock pipeline takes; at most {longest}"
-        )
 
 
 def check_prompts(run: ResolvedRun) -> None:
@@ -214,14 +194,6 @@ def check_keep_best(run: ResolvedRun) -> None:
         )
 
 
-def check_alarms(run: ResolvedRun) -> None:
-    if run.args.alarm_saturation >= 1:
-        raise ConfigError(
-            f"--alarm-saturation {run.args.alarm_saturation:g} is a share of latents, and none is above 1, so it would "
-            "never ring; name less than 1, or 0 to switch it off"
-        )
-
-
 def check_idle(run: ResolvedRun) -> None:
     idle.check_idle(run.args)
 
@@ -229,25 +201,21 @@ def check_idle(run: ResolvedRun) -> None:
 RULES: tuple[Callable[[ResolvedRun], None], ...] = (
     check_loss_parts,
     check_plan_is_obeyed,
-    check_teacher_sampling,
     check_read,
     check_batch_divides,
     check_local,
     check_idle,
-    check_alarms,
     check_warmup,
     check_places,
     check_device,
     check_interfaces,
     check_ray_address,
-    check_pipelines,
+    check_models_on_disk,
     check_models,
     check_teacher,
-    check_pixels,
-    check_text_length,
     check_trackers,
     check_prompts,
-    check_room,
+    check_options,
     check_hooks,
     check_engine_options,
     check_load,
@@ -272,7 +240,7 @@ def _read_flags(args: Args) -> Iterator[str]:
 
 def _paths(args: Args) -> Iterator[tuple[str, Path]]:
     """(flag, path) of everything that an argument names."""
-    owners = [("", args), ("", args.loss_options), ("", args.engine_options)]
+    owners = [("", args), ("", args.loss_options), ("", args.engine_options), ("", args.modality_options)]
     for role, holder in owners:
         for name, kind in kinds(type(holder)).items():
             if kind.path is not None and isinstance(value := getattr(holder, name), str):

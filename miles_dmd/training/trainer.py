@@ -1,6 +1,6 @@
 """Trainer: one group's models and optimizer steps; in a test, one process, or a Ray actor.
 
-    batch of this rank --> look up conditions --> micro-batches --> objectives --> backward, weighted by samples
+    batch of this rank --> what objectives read --> micro-batches --> objectives --> backward, weighted by units
     --> all ranks agree that everything is finite --> clip --> step --> scheduler --> EMA, for each trained role
 
 The trainer knows no role by name: the plan says which models its group holds and which of them train, the role file
@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from miles_dmd import registry, seeds
+from miles_dmd.contracts.batch import Batch
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.contracts.loss import BuildModule, LossType, Objective, Scorer
+from miles_dmd.contracts.modality import Model
 from miles_dmd.contracts.reports import TrainReport
-from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import ExternalDataError
-from miles_dmd.network.conditions import PromptTable
-from miles_dmd.network.denoiser import Denoiser
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.plan import DistillationPlan
 from miles_dmd.sampling.partition import micro_batches
@@ -50,15 +48,17 @@ class Trainer:
         plan: DistillationPlan,
         loss_type: LossType,
         compute: Compute,
-        prompts: PromptTable,
+        prompts: Any,
         horizons: Mapping[str, int],
     ) -> None:
-        """``horizons``: optimizer steps of each trained role over the whole run."""
+        """``prompts`` are what the modality has prepared of them; ``horizons``: optimizer steps of each trained role
+        over the whole run."""
         self.args, self.group, self.loss_type, self.compute, self.prompts = args, group, loss_type, compute, prompts
         self.family = registry.load("models", args.model_family)
+        self.modality = registry.load("modalities", loss_type.modality).torch()
         self.mesh = group_mesh(compute)
         roles = plan.trainable_roles_of(group)
-        self.models: dict[str, Denoiser | nn.Module] = {**self._open_networks(plan, roles)}
+        self.models: dict[str, Model | nn.Module] = {**self._open_networks(plan, roles)}
         self.models.update(self._fresh_modules(plan))
         self.trained = {
             role: Trained.of(
@@ -71,21 +71,27 @@ class Trainer:
             for role in roles
         }
 
-    def _open_networks(self, plan: DistillationPlan, trained: Sequence[str]) -> dict[str, Denoiser]:
+    def _open_networks(self, plan: DistillationPlan, trained: Sequence[str]) -> dict[str, Model]:
         role = registry.load("roles", self.group)
-        return {
-            name: self._open(Path(getattr(self.args, role.pipelines[name])), trains=name in trained)
+        directories = {
+            name: getattr(self.args, role.pipelines[name])
             for name in plan.roles_of(self.group)
             if name in role.pipelines  # a moving average is a role, but no network
         }
+        return {
+            name: self._open(Path(directory), trains=name in trained)
+            for name, directory in directories.items()
+            if directory is not None  # a model that a server holds
+        }
 
-    def _open(self, directory: Path, *, trains: bool) -> Denoiser:
+    def _open(self, directory: Path, *, trains: bool) -> Model:
         network = load_network(self.family, directory)
         network.requires_grad_(trains)
         if trains and self.args.gradient_checkpointing:
-            network.enable_gradient_checkpointing()  # type: ignore[operator]
+            self.modality.recompute(network)
         dtype = self.compute.dtype
-        return Denoiser(self.family.code(), shard(network, self.family.shard_blocks, self.mesh, dtype), dtype)
+        sharded = shard(network, self.family.blocks(network), self.mesh, dtype)
+        return self.modality.model(self.family, sharded, dtype)
 
     def _fresh_modules(self, plan: DistillationPlan) -> dict[str, nn.Module]:
         """Modules that no pipeline directory holds, equal on every rank: each role has a seed of its own."""
@@ -106,13 +112,11 @@ class Trainer:
 
     # -- one optimizer step ---------------------------------------------------------------------------------------
 
-    def train(
-        self, batch: DenoisingBatch, external: Mapping[str, ExternalData], roles: Sequence[str] = ()
-    ) -> TrainReport:
+    def train(self, batch: Batch, external: Mapping[str, ExternalData], roles: Sequence[str] = ()) -> TrainReport:
         """One optimizer step of each of ``roles`` (all that train here) on this rank's samples, or an agreed skip."""
         started = time.perf_counter()
         stepping = [self.trained[role] for role in roles or self.trained]
-        batch = self._conditioned(batch)
+        batch = self._ready(batch)
         metrics, nonfinite = self._accumulate(batch, external, tuple(trained.role for trained in stepping))
         for trained in stepping:
             trained.optimizer.collect_gradients()
@@ -125,7 +129,7 @@ class Trainer:
         for trained in self.trained.values():  # also of a role that another one's objective has reached
             trained.optimizer.zero_grad()
         return TrainReport(
-            num_samples=len(batch),
+            weight=batch.weight,
             metrics=metrics,
             nonfinite=nonfinite,
             applied=applied,
@@ -134,7 +138,7 @@ class Trainer:
         )
 
     def _accumulate(
-        self, batch: DenoisingBatch, external: Mapping[str, ExternalData], roles: Sequence[str]
+        self, batch: Batch, external: Mapping[str, ExternalData], roles: Sequence[str]
     ) -> tuple[dict[str, float], int]:
         objectives = self.loss_type.objectives_of(roles)
         calls = [
@@ -146,19 +150,26 @@ class Trainer:
             for name, served in objectives.items()
         ]
         totals: dict[str, float] = {}
-        nonfinite = 0
+        nonfinite, whole = 0, self._weight_of_a_rank(batch)
         for rows in micro_batches(len(batch), self.args.micro_batch_size):
             part = batch.take(rows)
-            weight = len(rows) / len(batch)  # a short last micro-batch weighs less, so that splitting changes nothing
             loss, metrics, odd = self._losses(calls, part)
-            (loss * weight).backward()
+            (loss * (part.weight / whole)).backward()
             nonfinite += odd
             for name, value in metrics.items():
-                totals[name] = totals.get(name, 0.0) + float(value) * weight
+                totals[name] = totals.get(name, 0.0) + float(value) * (part.weight / batch.weight)
         return totals, nonfinite
 
+    def _weight_of_a_rank(self, batch: Batch) -> float:
+        """The mean over ranks of their batches' weights. A micro-batch weighs by its share of that: FSDP takes the mean
+        over ranks as if each had the same, and neither the split into micro-batches nor that into ranks may change
+        anything."""
+        total = torch.tensor(float(batch.weight), dtype=torch.float64, device=self.compute.device)
+        dist.all_reduce(total)
+        return total.item() / dist.get_world_size()
+
     def _losses(
-        self, calls: Sequence[tuple[str, Objective, Mapping[str, ExternalData]]], part: DenoisingBatch
+        self, calls: Sequence[tuple[str, Objective, Mapping[str, ExternalData]]], part: Batch
     ) -> tuple[Tensor, dict[str, Tensor], int]:
         """The sum of the objectives on a micro-batch, their metrics and how many entries were not finite."""
         metrics: dict[str, Tensor] = {}
@@ -195,10 +206,10 @@ class Trainer:
     # -- what others ask of this group ------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def score(self, batch: DenoisingBatch) -> ExternalData:
-        """External data of this group about this rank's samples, on the CPU in fp32."""
+    def score(self, batch: Batch) -> ExternalData:
+        """External data of this group about this rank's samples, on the CPU: numbers in fp32, ids as they are."""
         scorer: Scorer = registry.resolve(self.loss_type.scorers[self.group])
-        batch = self._conditioned(batch)
+        batch = self._ready(batch)
         parts = [
             ExternalData(self.group, part.ids, part.policy_version, self._scores(scorer, part))
             for rows in micro_batches(len(batch), self.args.micro_batch_size)
@@ -206,27 +217,26 @@ class Trainer:
         ]
         return ExternalData.join(parts)
 
-    def _scores(self, scorer: Scorer, part: DenoisingBatch) -> dict[str, Tensor]:
+    def _scores(self, scorer: Scorer, part: Batch) -> dict[str, Tensor]:
         found, said = scorer(self.models, part, self.args.loss_options), self.loss_type.tells[self.group]
         if set(found) != set(said):
             raise ExternalDataError(
                 f"{self.group!r} tells {', '.join(sorted(found)) or 'nothing'}, and the loss type says that it tells "
                 f"{', '.join(sorted(said))}; make its tells and its scorer agree"
             )
-        return {name: value.float().cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
+        return {name: _on_host(value) for name, value in found.items()}
 
     def weights(self, role: str, *, averaged: bool = False) -> Iterator[dict[str, Tensor]]:
         """Full trained parameters of ``role``; see ``Trained.weights``."""
         return self.trained[role].weights(averaged=averaged)
 
-    # -- conditions and external data -------------------------------------------------------------------------------
+    # -- what objectives read -----------------------------------------------------------------------------------------
 
-    def _conditioned(self, batch: DenoisingBatch) -> DenoisingBatch:
-        uncond = self.prompts.unconditional(len(batch)) if self.family.can_guide else None
-        return replace(batch.to(self.compute.device), cond=self.prompts.lookup(batch.prompt_ids), uncond=uncond)
+    def _ready(self, batch: Batch) -> Batch:
+        return self.modality.ready(batch, self.prompts, self.family, self.compute.device)
 
     def _required(
-        self, batch: DenoisingBatch, external: Mapping[str, ExternalData], roles: Sequence[str]
+        self, batch: Batch, external: Mapping[str, ExternalData], roles: Sequence[str]
     ) -> dict[str, ExternalData]:
         return {
             producer: external[producer].require(keys, batch.ids, batch.policy_version)
@@ -234,8 +244,14 @@ class Trainer:
         }
 
 
-def _network(model: Denoiser | nn.Module) -> nn.Module:
-    return model.network if isinstance(model, Denoiser) else model
+def _network(model: Model | nn.Module) -> nn.Module:
+    return model if isinstance(model, nn.Module) else model.network
+
+
+def _on_host(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value  # ExternalData tells of it
+    return value.float().cpu() if value.is_floating_point() else value.cpu()
 
 
 def _is_finite(value: float) -> bool:

@@ -84,8 +84,8 @@ def sglang_server(start_sglang):
 def open_engine(make_args, digit_prompts):
     """``open_engine("sglang", "--sglang-url", ...)``: an engine on the digits' prompts."""
     from miles_dmd import registry
-    from miles_dmd.network.conditions import PromptTable
-    from miles_dmd.network.encoding import ensure_table
+    from miles_dmd.modalities.diffusion.conditions import PromptTable
+    from miles_dmd.modalities.diffusion.encoding import ensure_table
     from miles_dmd.prompts import PromptSource
     from miles_dmd.training.compute import choose_compute
 

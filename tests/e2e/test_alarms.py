@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from miles_dmd.contracts.distillation import read_distillation
+from miles_dmd.modalities.diffusion.distillation import read_distillation
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.preflight.metric_names import metric_names
 from miles_dmd.run import main

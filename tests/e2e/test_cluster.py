@@ -287,7 +287,7 @@ def test_node_whose_environment_names_another_machines_interface_is_named(ray_cl
     monkeypatch.setattr(preflight, "_on", lambda node_id: there)
 
     with pytest.raises(ClusterError, match=r"node \S+ .*: GLOO_SOCKET_IFNAME=eth7: .*, and start its raylet again"):
-        preflight.check_nodes([str(teacher)])
+        preflight.check_nodes([str(teacher / "model_index.json")])
 
 
 def test_end_of_ray_is_told_while_ranks_work(supervised):
@@ -300,7 +300,7 @@ def test_end_of_ray_is_told_while_ranks_work(supervised):
 def test_nodes_report_what_they_have(ray_cluster, teacher):
     from miles_dmd.cluster.preflight import check_nodes
 
-    (report,) = check_nodes([str(teacher)])
+    (report,) = check_nodes([str(teacher / "model_index.json")])
 
     assert report.missing == ()
     assert report.free_gib > 0
@@ -310,7 +310,7 @@ def test_node_without_the_checkpoint_is_named(ray_cluster, tmp_path):
     from miles_dmd.cluster.preflight import check_nodes
 
     with pytest.raises(ClusterError, match=rf"node \S+ .* does not see {tmp_path}"):
-        check_nodes([str(tmp_path)])
+        check_nodes([str(tmp_path / "model_index.json")])
 
 
 def test_node_with_another_version_is_named(ray_cluster, teacher, monkeypatch):
@@ -320,7 +320,7 @@ def test_node_with_another_version_is_named(ray_cluster, teacher, monkeypatch):
     monkeypatch.setattr(version, "VERSION", "9.9")
 
     with pytest.raises(MilesDmdError, match=r"node \S+ .* has miles_dmd 0\.\S+, the driver 9\.9"):
-        check_nodes([str(teacher)])
+        check_nodes([str(teacher / "model_index.json")])
 
 
 def test_actor_whose_plug_in_exits_says_so_and_lives(ray_cluster):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.errors import EngineError
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 
 ENGINES = ["inprocess", pytest.param("sglang", marks=pytest.mark.long)]
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server
@@ -14,7 +14,7 @@ TOLERANCE = 1e-4
 
 
 def requests(*stop_steps, seed=2**62):
-    return [RolloutRequest(7 + i, i % 10, seed + i, stop) for i, stop in enumerate(stop_steps)]
+    return [DenoisingRequest(7 + i, i % 10, seed + i, stop) for i, stop in enumerate(stop_steps)]
 
 
 def assert_same(found, expected):

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from miles_dmd.contracts.distillation import read_distillation
+from miles_dmd.modalities.diffusion.distillation import read_distillation
 from miles_dmd.run import DistillationTrainer, main
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from miles_dmd.contracts.distillation import read_distillation
 from miles_dmd.errors import ExternalDataError
+from miles_dmd.modalities.diffusion.distillation import read_distillation
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.prompts import PromptSource
 from miles_dmd.run import DistillationTrainer, main, started_run
@@ -87,7 +87,7 @@ def test_exported_pipeline_reproduces_the_trainers_sample(reference):
     """Stock diffusers, the exported directory, and ``student_call``: the same latents as the run's own sampler."""
     from diffusers import StableDiffusion3Pipeline
 
-    from miles_dmd.contracts.engine import RolloutRequest
+    from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 
     directory, trainer = reference
     distillation = read_distillation(directory / "student")
@@ -98,7 +98,7 @@ def test_exported_pipeline_reproduces_the_trainers_sample(reference):
     prompt_id, seed = 3, 1234
 
     with trainer.executor.averaged_weights():
-        ours = engine.sample([RolloutRequest(0, prompt_id, seed, 3)])
+        ours = engine.sample([DenoisingRequest(0, prompt_id, seed, 3)])
     torch.manual_seed(seed)
     prompt = trainer.batch_provider.prompts.texts[prompt_id]
     theirs = pipeline(prompt, latents=torch.randn(1, *shape), output_type="latent", **distillation.student_call).images

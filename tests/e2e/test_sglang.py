@@ -13,11 +13,11 @@ from processes import wait_for, writing_to
 from safetensors.torch import load
 
 from miles_dmd.client import Client
-from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.engines.sglang import delivery, launch
 from miles_dmd.engines.sglang.probe import MODULE, REPORT
 from miles_dmd.engines.sglang.wire import ROLLOUT, STOP_KEY
 from miles_dmd.errors import EngineError, EngineMisanswer, EngineRefused
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer
 from miles_dmd.training.export import exported_buckets
@@ -29,7 +29,7 @@ LOSSES = ("samples/diversity", "actor/loss", "critic/loss", "actor/grad_norm", "
 
 
 def requests(*stop_steps, seed=2**62):
-    return [RolloutRequest(7 + i, i % 10, seed + i, stop) for i, stop in enumerate(stop_steps)]
+    return [DenoisingRequest(7 + i, i % 10, seed + i, stop) for i, stop in enumerate(stop_steps)]
 
 
 def client_of(url):
@@ -87,7 +87,7 @@ def test_ordinary_request_is_answered_as_ever(engine, sglang_server):
     """A whole trajectory and an image, whose latents are those of the stopped samples."""
     (answer,) = msgpack.unpackb(client_of(sglang_server.url).content(ROLLOUT, body_of(engine, {})))
 
-    stopped = engine.generate([RolloutRequest(0, 0, 3, stop) for stop in range(STEPS)])
+    stopped = engine.generate([DenoisingRequest(0, 0, 3, stop) for stop in range(STEPS)])
 
     assert answer["generated_output"]["shape"] == [3, 64, 64]
     assert answer["dit_trajectory"]["latents"]["shape"] == [STEPS + 1, 16, 8, 8]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.engines.sglang import launch
 from miles_dmd.errors import EngineRefused
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # servers that start beside each other on a busy machine
 
@@ -20,7 +20,7 @@ BF16 = 2**-8
 
 
 def requests(*stop_steps):
-    return [RolloutRequest(7 + i, i % 10, 2**62 + i, stop) for i, stop in enumerate(stop_steps)]
+    return [DenoisingRequest(7 + i, i % 10, 2**62 + i, stop) for i, stop in enumerate(stop_steps)]
 
 
 # -- a server of another pipeline directory ---------------------------------------------------------------------------

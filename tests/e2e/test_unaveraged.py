@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import load_file
 
-from miles_dmd.contracts.distillation import read_distillation
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import loss_type as dmd2
+from miles_dmd.modalities.diffusion.distillation import read_distillation
 from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.plan import ExportSpec
 from miles_dmd.run import DistillationTrainer

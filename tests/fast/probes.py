@@ -6,11 +6,11 @@ from dataclasses import asdict
 from miles_dmd.batches import RolloutBatches
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
-from miles_dmd.grids import SampleGrids
 from miles_dmd.local import init_single_rank
 from miles_dmd.losses.dmd2 import loss_type as dmd2
-from miles_dmd.network.conditions import PromptTable
-from miles_dmd.network.encoding import ensure_table
+from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.encoding import ensure_table
+from miles_dmd.modalities.diffusion.grids import SampleGrids
 from miles_dmd.plan import TrainerCounters
 from miles_dmd.preflight.rules import resolve
 from miles_dmd.prompts import PromptSource

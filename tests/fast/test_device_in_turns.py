@@ -11,11 +11,11 @@ import torch
 from miles_dmd.batches import RolloutBatches
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.contracts.reports import TrainReport
-from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import EngineError
 from miles_dmd.executor import GroupExecutor, StartedRun
 from miles_dmd.handles import ScoreHandle, WeightHandle
 from miles_dmd.losses.dmd2 import loss_type as dmd2
+from miles_dmd.modalities.diffusion.batch import DenoisingBatch
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan import DistillationTrainerController, build_plan, requests_until_student_update
 from miles_dmd.prompts import PromptSource

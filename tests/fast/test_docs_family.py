@@ -105,9 +105,9 @@ def test_its_encoders_marks_are_what_transformers_builds(aura, pipeline):
 
 @pytest.mark.parametrize("page", ["model_family.md", "architecture.md"])
 def test_a_page_lists_the_functions_of_the_torch_module(page):
-    from miles_dmd.contracts.family import FamilyCode
+    from miles_dmd.modalities.diffusion.family import DiffusionCode
 
-    functions = [name for name, value in vars(FamilyCode).items() if not name.startswith("_") and callable(value)]
+    functions = [name for name, value in vars(DiffusionCode).items() if not name.startswith("_") and callable(value)]
 
     listed = ", ".join(f"`{name}`" for name in functions)
     assert len(functions) == 8

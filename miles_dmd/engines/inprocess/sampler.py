@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from miles_dmd import registry
-from miles_dmd.contracts.engine import RolloutRequest
-from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.contracts.samples import DenoisingBatch
-from miles_dmd.errors import EngineError
-from miles_dmd.network.conditions import PromptTable
-from miles_dmd.network.denoiser import Denoiser
-from miles_dmd.network.few_step import Stopped, sample_until
+from miles_dmd.engines.inprocess.resident import ResidentEngine
+from miles_dmd.modalities.diffusion.batch import DenoisingBatch
+from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.denoiser import Denoiser
+from miles_dmd.modalities.diffusion.family import diffusion_family
+from miles_dmd.modalities.diffusion.few_step import Stopped, sample_until
+from miles_dmd.modalities.diffusion.options import diffusion_options
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.sampling.partition import micro_batches
-from miles_dmd.training.compute import Compute, release_cached_memory
+from miles_dmd.training.compute import Compute
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
     from miles_dmd.contracts.engine import BuildEngine
 
 
-class InProcessEngine:
-    notes: Sequence[str] = ()
+class InProcessEngine(ResidentEngine):
+    """Samples few-step rollouts."""
 
     def __init__(
         self,
@@ -41,12 +41,11 @@ class InProcessEngine:
         run_seed: int,
         device: torch.device,
     ) -> None:
+        super().__init__(model.network, device)
         self.model, self.prompts, self.sigmas, self.solver = model, prompts, tuple(sigmas), solver
-        self.shape, self.micro_batch_size, self.run_seed, self.device = shape, micro_batch_size, run_seed, device
-        self.version = 0
-        self.asleep = False
+        self.shape, self.micro_batch_size, self.run_seed = shape, micro_batch_size, run_seed
 
-    def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
+    def generate(self, requests: Sequence[DenoisingRequest]) -> DenoisingBatch:
         stopped = self._run(requests, [request.stop_step for request in requests])
         return DenoisingBatch(
             ids=tuple(request.sample_id for request in requests),
@@ -59,13 +58,12 @@ class InProcessEngine:
             run_seed=self.run_seed,
         )
 
-    def sample(self, requests: Sequence[RolloutRequest]) -> Tensor:
+    def sample(self, requests: Sequence[DenoisingRequest]) -> Tensor:
         # the last step goes to sigma = 0, where the sample is its clean prediction
         return self._run(requests, [len(self.sigmas) - 1] * len(requests)).clean.cpu()
 
-    def _run(self, requests: Sequence[RolloutRequest], stop_steps: Sequence[int]) -> Stopped:
-        if self.asleep:
-            raise EngineError("the rollout engine is asleep; wake it before it samples")
+    def _run(self, requests: Sequence[DenoisingRequest], stop_steps: Sequence[int]) -> Stopped:
+        self.require_awake()
         parts = [
             sample_until(
                 self.model,
@@ -81,48 +79,17 @@ class InProcessEngine:
         ]
         return Stopped(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
-    def update_weights(self, buckets: Iterable[Mapping[str, Tensor]], version: int) -> None:
-        own = dict(self.model.network.named_parameters())
-        seen: set[str] = set()
-        with torch.no_grad():
-            for bucket in buckets:
-                if unknown := sorted(bucket.keys() - own.keys()):
-                    raise EngineError(
-                        f"weights of version {version} name {unknown[:4]}, which the network does not have"
-                    )
-                for name, value in bucket.items():
-                    own[name].copy_(value)
-                seen |= bucket.keys()
-        if missing := sorted(own.keys() - seen):
-            raise EngineError(f"weights of version {version} lack {missing[:4]} ({len(missing)} parameters in all)")
-        self.version = version
-
-    def sleep(self) -> None:
-        self.model.network.to("cpu")
-        release_cached_memory()
-        self.asleep = True
-
-    def wake(self) -> None:
-        self.model.network.to(self.device)
-        self.asleep = False
-
-    def health(self) -> Mapping[str, str]:
-        return {"in process": ""}
-
-    def close(self) -> None: ...
-
 
 def build(
     args: Args, *, compute: Compute, prompts: PromptTable, texts: Sequence[str] = (), servers: Sequence[str] = ()
 ) -> InProcessEngine:
-    family: ModelFamily = registry.load("models", args.model_family)
-    directory = args.pipeline_directory
+    family, own, directory = diffusion_family(args), diffusion_options(args), args.pipeline_directory
     network = load_network(family, directory, dtype=compute.dtype).requires_grad_(False).to(compute.device)
     return InProcessEngine(
         Denoiser(family.code(), network, compute.dtype),
         prompts,
-        sigmas=sigma_grid(args.num_inference_steps, args.shift),
-        solver=args.solver,
+        sigmas=sigma_grid(own.num_inference_steps, own.shift),
+        solver=own.solver,
         shape=family.code().latent_shape(directory, *family.resolution(args)),
         micro_batch_size=args.rollout_micro_batch_size,
         run_seed=args.seed,

@@ -18,11 +18,11 @@ from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.folders import sweep, weights_root
 from miles_dmd.engines.sglang.server_flags import LANGUAGE, require_one_device, words
 from miles_dmd.errors import ConfigError
+from miles_dmd.modalities.diffusion.family import diffusion_family
 from miles_dmd.sampling.strategies import FEW_STEP
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
-    from miles_dmd.contracts.family import ModelFamily
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,22 +60,28 @@ class Options:
 
 
 def check(args: Args) -> None:
+    _check_servers(args.engine_options)
+    CHECKS[registry.load("losses", args.loss_type).modality](args)
+
+
+def _check_diffusion(args: Args) -> None:
     options: Options = args.engine_options
-    _check_servers(options)
     words(options.sglang_args)
     require_one_device(options.sglang_args, args.device)
     own = {trainer.role: trainer.overrides for trainer in args.trainers}.get("actor", {})
-    family: ModelFamily = registry.load("models", args.model_family)
+    family = diffusion_family(args)
     directory = Path(str(own.get("hf_checkpoint", args.hf_checkpoint)))  # the student's
     served(args.model_family).text_length(directory, family.text_length(args))
 
 
-def check_language(args: Args) -> None:
-    """Rules of servers of language models."""
+def _check_language(args: Args) -> None:
     options: Options = args.engine_options
-    _check_servers(options)
     words(options.sglang_args, LANGUAGE)
     require_one_device(options.sglang_args, args.device, LANGUAGE)
+
+
+CHECKS = {"diffusion": _check_diffusion, "language": _check_language}
+"""Modality -> rules about servers of it."""
 
 
 def _check_servers(options: Options) -> None:
@@ -118,8 +124,11 @@ def num_servers(args: Args) -> int:
 
 
 engine = EngineType(
-    build="miles_dmd.engines.sglang.sampler:build",
-    rollouts=FEW_STEP,
+    builds={
+        "diffusion": "miles_dmd.engines.sglang.sampler:build",
+        "language": "miles_dmd.engines.sglang.language.sampler:build",
+    },
+    rollouts={**FEW_STEP, "on_policy_tokens": {}},
     options=Options,
     check=check,
     serve="miles_dmd.engines.sglang.launch:serve",

@@ -22,7 +22,7 @@ from miles_dmd.engines.sglang.families import Served
 from miles_dmd.engines.sglang.probe import SEED, Capabilities
 from miles_dmd.engines.sglang.wire import ROLLOUT, Ask, Sampling, read_conditions, request_body
 from miles_dmd.errors import EngineError, EngineRefused
-from miles_dmd.network.conditions import PromptTable
+from miles_dmd.modalities.diffusion.conditions import PromptTable
 from miles_dmd.pipelines.weights import weight_files
 from miles_dmd.training.export import LazyTensors
 

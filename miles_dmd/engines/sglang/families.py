@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from miles_dmd.errors import ConfigError, EngineMisanswer
 from miles_dmd.files import atomic_write_text
+from miles_dmd.modalities.diffusion.options import diffusion_options
 from miles_dmd.pipelines.documents import read_json
 
 if TYPE_CHECKING:
@@ -79,11 +80,11 @@ def scheduler_directory(args: Args) -> Path:
 
     Its last part must be called so: SGLang reads the configuration's name off it.
     """
-    directory = Path(args.cache_dir) / "sglang" / f"shift_{args.shift:g}" / "scheduler"
+    directory = Path(args.cache_dir) / "sglang" / f"shift_{diffusion_options(args).shift:g}" / "scheduler"
     content = {
         "_class_name": "FlowMatchEulerDiscreteScheduler",
         "num_train_timesteps": 1000,
-        "shift": args.shift,
+        "shift": diffusion_options(args).shift,
         # linspace(1, 0, N+1) without its end, then shifted once; without it the last of 4 sigmas would be 0.009
         "use_uniform_sigmas": True,
     }

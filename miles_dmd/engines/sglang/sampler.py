@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from miles_dmd import registry
 from miles_dmd.client import Client
-from miles_dmd.contracts.engine import RolloutRequest
-from miles_dmd.contracts.family import ModelFamily
-from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.engines.sglang import Options, weights
 from miles_dmd.engines.sglang.delivery import Delivery
 from miles_dmd.engines.sglang.denoiser_fleet import Denoiser, DenoiserFleet, RequireEncoders, require_updates
@@ -25,7 +21,11 @@ from miles_dmd.engines.sglang.folders import sweep, weights_root
 from miles_dmd.engines.sglang.probe import MODULE, take_sample
 from miles_dmd.engines.sglang.wire import Sample, Sampling
 from miles_dmd.errors import EngineError, EngineRefused, EngineUnavailable
-from miles_dmd.network.conditions import PromptTable
+from miles_dmd.modalities.diffusion.batch import DenoisingBatch
+from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.family import diffusion_family
+from miles_dmd.modalities.diffusion.options import diffusion_options
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 from miles_dmd.pipelines.weights import stored_tensors
 from miles_dmd.sampling.grid import sigma_grid
 from miles_dmd.training.compute import DTYPES, Compute
@@ -60,7 +60,7 @@ class SGLangEngine(ServedEngine[Denoiser]):
 
     # -- sampling ---------------------------------------------------------------------------------------------------
 
-    def generate(self, requests: Sequence[RolloutRequest]) -> DenoisingBatch:
+    def generate(self, requests: Sequence[DenoisingRequest]) -> DenoisingBatch:
         samples = self._samples(requests, [request.stop_step for request in requests])
         sigmas = torch.tensor([self.sampling.sigmas[request.stop_step] for request in requests])
         return DenoisingBatch(
@@ -74,12 +74,12 @@ class SGLangEngine(ServedEngine[Denoiser]):
             run_seed=self.args.seed,
         )
 
-    def sample(self, requests: Sequence[RolloutRequest]) -> Tensor:
+    def sample(self, requests: Sequence[DenoisingRequest]) -> Tensor:
         # the last step goes to sigma = 0, where the sample is its clean prediction
         last = len(self.sampling.sigmas) - 1
         return torch.stack([sample.clean for sample in self._samples(requests, [last] * len(requests))])
 
-    def _samples(self, requests: Sequence[RolloutRequest], stop_steps: Sequence[int]) -> list[Sample]:
+    def _samples(self, requests: Sequence[DenoisingRequest], stop_steps: Sequence[int]) -> list[Sample]:
         if bad := [k for k in stop_steps if not 0 <= k < len(self.sampling.sigmas)]:
             raise ValueError(f"stop steps {bad} lie outside [0, {len(self.sampling.sigmas) - 1}]")
         while True:
@@ -92,8 +92,8 @@ class SGLangEngine(ServedEngine[Denoiser]):
         self.forwards += sum(sample.forwards for sample in samples)
         return samples
 
-    def _drawn(self, requests: Sequence[RolloutRequest], stop_steps: Sequence[int], version: int) -> list[Sample]:
-        def take(member: Denoiser, asked: tuple[RolloutRequest, int]) -> Sample:
+    def _drawn(self, requests: Sequence[DenoisingRequest], stop_steps: Sequence[int], version: int) -> list[Sample]:
+        def take(member: Denoiser, asked: tuple[DenoisingRequest, int]) -> Sample:
             request, stop_step = asked
             text = self.texts[request.prompt_id]
             sample = take_sample(member.client, self.sampling, member.capabilities, text, request.seed, stop_step)
@@ -155,14 +155,13 @@ def require_version(member: Denoiser, sample: Sample, version: int) -> None:
 def build(
     args: Args, *, compute: Compute, prompts: PromptTable, texts: Sequence[str], servers: Sequence[str]
 ) -> SGLangEngine:
-    options: Options = args.engine_options
-    family: ModelFamily = registry.load("models", args.model_family)
-    directory = args.pipeline_directory
+    asked: Options = args.engine_options
+    family, own, directory = diffusion_family(args), diffusion_options(args), args.pipeline_directory
     sweep(weights_root(args))
     height, width = family.resolution(args)
     sampling = Sampling(
-        sigmas=sigma_grid(args.num_inference_steps, args.shift),
-        solver=args.solver,
+        sigmas=sigma_grid(own.num_inference_steps, own.shift),
+        solver=own.solver,
         height=height,
         width=width,
         shape=family.code().latent_shape(directory, height, width),
@@ -176,9 +175,9 @@ def build(
         texts=texts,
         prompts=prompts,
         sampling=sampling,
-        by_weights=bool(options.sglang_url) and options.verify_weights != "off",
+        by_weights=bool(asked.sglang_url) and asked.verify_weights != "off",
     )
-    return SGLangEngine(args, clients_of(options, servers), texts, sampling, encoders.require_same)
+    return SGLangEngine(args, clients_of(asked, servers), texts, sampling, encoders.require_same)
 
 
 if TYPE_CHECKING:  # mypy compares what the engine type names as text

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from miles_dmd import registry
 from miles_dmd.config.trainers import compute_trainer_args, compute_trainer_configs
 from miles_dmd.config.values import Guidance, Natural, NonNegative, Repeats, Shift, Steps
 from miles_dmd.contracts.loss import LossType
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2.names import NESTED, NOT_BUILT, OTHER_GROUPS, OTHER_NAMES
 from miles_dmd.losses.dmd2.observed import ALARMS, HEADLINE, PANELS
+from miles_dmd.modalities.diffusion.family import diffusion_family
+from miles_dmd.modalities.diffusion.options import diffusion_options
 from miles_dmd.plan import DistillationPlan, build_plan
 from miles_dmd.shown import short_repr
 
@@ -66,7 +67,7 @@ def plan(args: Args) -> DistillationPlan:
         "fake_update_ratio": options.fake_update_ratio,
         "fake_warmup_cycles": options.fake_warmup_cycles,
         "role_storage": "actor_critic",
-        "rollout_strategy": {"renoise": "consistency_renoise", "euler": "ode_euler"}[args.solver],
+        "rollout_strategy": {"renoise": "consistency_renoise", "euler": "ode_euler"}[diffusion_options(args).solver],
     }
     return build_plan("dmd2", config, CAPABILITIES)
 
@@ -81,14 +82,14 @@ def teacher_sampling(args: Args) -> dict[str, Any]:
 
 def check(args: Args) -> None:
     options: Options = args.loss_options
-    if options.teacher_guidance > 1 and not registry.load("models", args.model_family).can_guide:
+    if options.teacher_guidance > 1 and not diffusion_family(args).can_guide:
         raise ConfigError(
             f"--teacher-guidance {options.teacher_guidance} needs an unconditional branch, and --model-family "
             f"{args.model_family} has none; pass --teacher-guidance 1"
         )
-    if options.teacher_guidance == 1 and args.negative_prompt:
+    if options.teacher_guidance == 1 and (negative := diffusion_options(args).negative_prompt):
         raise ConfigError(
-            f"--negative-prompt {short_repr(args.negative_prompt)} is the text of the teacher's unconditional branch, "
+            f"--negative-prompt {short_repr(negative)} is the text of the teacher's unconditional branch, "
             "which --teacher-guidance 1 leaves out; pass a guidance above 1, or --negative-prompt ''"
         )
     if not 0 < options.dm_sigma_min < options.dm_sigma_max < 1:

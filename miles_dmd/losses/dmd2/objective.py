@@ -10,7 +10,6 @@ from torch import Tensor
 
 from miles_dmd import equations
 from miles_dmd.contracts.loss import LossOutput
-from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.equations import (
     add_noise,
     dmd_gradient,
@@ -22,8 +21,9 @@ from miles_dmd.equations import (
 )
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import Options
+from miles_dmd.modalities.diffusion.batch import DenoisingBatch
+from miles_dmd.modalities.diffusion.denoiser import Denoiser
 from miles_dmd.network import noise
-from miles_dmd.network.denoiser import Denoiser
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.loss import Objective, Scorer

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from miles_dmd.contracts.family import ModelFamily
+from miles_dmd.modalities.diffusion.family import DiffusionFamily
 from miles_dmd.models.sd3.configs import (
     CLASSES,
     CLIP_FOLDERS,
@@ -81,7 +81,7 @@ def scheduler_shift(directory: Path) -> float:
     return scheduler(directory).shift
 
 
-family = ModelFamily(
+family = DiffusionFamily(
     name="sd3",
     pipeline="StableDiffusion3Pipeline",
     components=CLASSES,

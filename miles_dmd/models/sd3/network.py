@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from miles_dmd.contracts.samples import Cond
+from miles_dmd.modalities.diffusion import tokenizers
+from miles_dmd.modalities.diffusion.batch import Cond
 from miles_dmd.models.sd3.configs import TRAIN_TIMESTEPS, clip_length, transformer, vae
-from miles_dmd.network import tokenizers
 
 if TYPE_CHECKING:
-    from miles_dmd.contracts.family import Encode, FamilyCode, Truncation
+    from miles_dmd.modalities.diffusion.family import DiffusionCode, Encode, Truncation
     from miles_dmd.models.sd3 import network
 
 DECODED_AT_ONCE = 4
@@ -111,4 +111,4 @@ def write_scheduler(target: Path, *, directory: Path, shift: float, solver: str)
 
 
 if TYPE_CHECKING:  # mypy compares this module, which the family names as text
-    _code: FamilyCode = network
+    _code: DiffusionCode = network

@@ -10,8 +10,8 @@ from miles_dmd.checkpoint import manifest
 from miles_dmd.checkpoint.manifest import FORMAT, entry_of
 from miles_dmd.errors import SaveError
 from miles_dmd.executor import GroupExecutor, StartedRun
-from miles_dmd.grids import SampleGrids
 from miles_dmd.handles import BatchHandle
+from miles_dmd.modalities.diffusion.grids import SampleGrids
 from miles_dmd.observe.alarms import Alarms
 from miles_dmd.observe.spans import SpanLog
 from miles_dmd.plan.skips import Skips

@@ -8,8 +8,8 @@ import torch
 from miles_dmd.cluster.rollout_actor import RolloutActor
 from miles_dmd.cluster.weight_feed import WeightFeed
 from miles_dmd.errors import EngineError
-from miles_dmd.network.conditions import PromptTable
-from miles_dmd.network.encoding import ensure_table
+from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.encoding import ensure_table
 from miles_dmd.prompts import read_prompts
 from miles_dmd.rollout import RolloutWorker
 from miles_dmd.training.compute import choose_compute

@@ -5,7 +5,7 @@ import pytest
 from miles_dmd.config.cli import parse_args
 from miles_dmd.config.nested import OF_EVERY_LOSS, settings_that_run
 from miles_dmd.errors import ConfigError
-from miles_dmd.plan.configuration import PLAN_SETTINGS, TRAINER_SETTINGS
+from miles_dmd.plan.configuration import FIXED, ON_POLICY_LOSS, ON_POLICY_SETTINGS, PLAN_SETTINGS, TRAINER_SETTINGS
 
 
 @pytest.fixture
@@ -41,6 +41,74 @@ def test_the_nested_form_becomes_arguments(parse):
     assert (args.loss_type, args.hf_checkpoint, args.solver, args.ema_decay) == ("dmd2", "some/dir", "euler", 0.5)
     assert (args.loss_options.fake_update_ratio, args.loss_options.fake_warmup_cycles) == (2, 1)
     assert [dict(trainer.overrides) for trainer in args.trainers] == [{"lr": 4e-6}, {"micro_batch_size": 2}]
+
+
+PUBLISHED = """
+actor_rollout_ref:
+  model: {path: some/dir, use_fused_kernels: false}
+  actor: {use_torch_compile: false}
+distillation:
+  enabled: true
+  distillation_loss:
+    loss_mode: resopd
+    topk: 8
+    use_policy_gradient: false
+    use_task_rewards: false
+    loss_max_clamp: null
+    log_prob_min_clamp: null
+args: {teacher_checkpoint: other/dir}
+"""
+
+
+def test_the_published_settings_of_on_policy_distillation_become_arguments(parse):
+    args = parse(PUBLISHED)
+
+    assert (args.loss_type, args.hf_checkpoint, args.teacher_checkpoint) == ("resopd", "some/dir", "other/dir")
+    assert (args.loss_options.opd_loss, args.loss_options.opd_top_k) == ("resopd", 8)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "parts"),
+    [
+        ("use_policy_gradient: false", "true", ["use_policy_gradient True must be false", "score gradient"]),
+        ("use_task_rewards: false", "true", ["use_task_rewards True must be false", "no rewards"]),
+        ("loss_max_clamp: null", "10.0", ["loss_max_clamp 10.0 must be unset", "biases the estimator"]),
+        ("log_prob_min_clamp: null", "-10.0", ["log_prob_min_clamp -10.0 must be unset", "biases the estimator"]),
+        ("use_fused_kernels: false", "true", ["actor_rollout_ref.model.use_fused_kernels true", "reads logits"]),
+        ("use_torch_compile: false", "true", ["actor_rollout_ref.actor.use_torch_compile true", "compiled"]),
+        ("use_torch_compile: false", "1", ["use_torch_compile must be true or false, got 1"]),
+        ("topk: 8", "0", ["distillation_loss.topk must be a whole number of at least 1, got 0"]),
+        ("topk: 8", "true", ["distillation_loss.topk must be a whole number", "True"]),
+        ("loss_mode: resopd", "k1", ["loss_mode 'k1' is not offered", "expected gradient is zero"]),
+        ("loss_mode: resopd", "low_var_kl", ["loss_mode 'low_var_kl' is not offered", "forward KL"]),
+        ("loss_mode: resopd", "forward_kl_topk", ["loss_mode 'forward_kl_topk' is not offered", "the tail"]),
+        ("loss_mode: resopd", "resobd", ["distillation_loss.loss_mode 'resobd'", "sampled_k2", "mean resopd?"]),
+        ("enabled: true", "false", ["distillation_loss is on-policy distillation's", "enabled to true"]),
+        ("loss_mode: resopd", "resopd\n    topc: 1", ["unknown key 'topc'", "mean topk?"]),
+        ("enabled: true", "true\n  distribution_matching: {}", ["distillation.enabled", "must be false"]),
+    ],
+)
+def test_another_value_of_a_published_setting_is_refused_with_the_reason(parse, setting, value, parts):
+    name = setting.partition(":")[0]
+    assert setting in PUBLISHED
+
+    with pytest.raises(ConfigError) as refused:
+        parse(PUBLISHED.replace(setting, f"{name}: {value}"))
+
+    assert all(part in str(refused.value) for part in parts), str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_switches_of_kernels_say_the_same_to_distribution_matching(parse):
+    off = "actor_rollout_ref: {model: {use_fused_kernels: false}}\ndistillation: {distribution_matching: {}}"
+
+    assert parse(off).loss_type == "dmd2"
+    with pytest.raises(ConfigError, match="use_fused_kernels true must be false"):
+        parse(off.replace("false", "true", 1))
+
+
+def test_every_setting_of_the_on_policy_loss_has_an_argument_or_one_value():
+    assert {*ON_POLICY_SETTINGS} == {*settings_that_run(ON_POLICY_LOSS), *FIXED}
 
 
 @pytest.mark.parametrize("strategy", ["consistency_renoise", "backward_simulated"])

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from miles_dmd.contracts.batch_file import read_batch, write_batch
-from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import CheckpointError
+from miles_dmd.modalities.diffusion.batch import DenoisingBatch
 
 
 @pytest.fixture

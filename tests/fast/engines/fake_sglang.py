@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save
 
 from miles_dmd.client import Client
-from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.engines.sglang import Options
 from miles_dmd.engines.sglang.sampler import SGLangEngine
 from miles_dmd.engines.sglang.weights import digest
 from miles_dmd.engines.sglang.wire import Sampling
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 
 SIGMAS, SHAPE = (1.0, 0.9, 0.75, 0.5), (2, 3, 3)
 
@@ -170,7 +170,7 @@ def engine_of(*servers, checkpoint="", cache_dir="/nowhere", require_encoders=no
 
 
 def requests(*stop_steps):
-    return [RolloutRequest(i, i % 2, 2**62 + i, stop) for i, stop in enumerate(stop_steps)]
+    return [DenoisingRequest(i, i % 2, 2**62 + i, stop) for i, stop in enumerate(stop_steps)]
 
 
 def new(scale):

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from miles_dmd.contracts.samples import DenoisingBatch
 from miles_dmd.errors import ConfigError
 from miles_dmd.losses.dmd2 import Options
 from miles_dmd.losses.dmd2.objective import fake_score_loss, generator_loss, score
-from miles_dmd.network.denoiser import Denoiser
+from miles_dmd.modalities.diffusion.batch import DenoisingBatch
+from miles_dmd.modalities.diffusion.denoiser import Denoiser
 
 SHAPE = (1, 2, 2)
 TEACHER = (1.5, 0.6)

@@ -48,6 +48,19 @@ def test_settings_of_the_trainers_are_left_to_them():
     assert build_plan_from_config(nested(fake_lr=2e-5, ema_decay=0.999, student_micro_batch_size=1)) == PLAIN
 
 
+def on_policy(**settings):
+    ref = {"model": {"path": "/m", "use_fused_kernels": False}, "actor": {"use_torch_compile": False}}
+    return {"actor_rollout_ref": ref, "distillation": {"enabled": True, "distillation_loss": settings}}
+
+
+def test_the_switch_of_on_policy_distillation_makes_its_plan():
+    four, default = build_plan_from_config(on_policy(topk=4)), build_plan_from_config(on_policy(topk=None))
+
+    assert (four.name, four.objective["opd_top_k"], "opd_top_k" in default.objective) == ("opd", 4, False)
+    assert four == build_plan("opd", {"model_path": "/m", "opd_top_k": 4}, {"token_matching"})
+    assert four.fingerprint != default.fingerprint != build_plan_from_config(on_policy(topk=5)).fingerprint
+
+
 REFUSALS = {
     "no block": ({"distillation": {"enabled": False}}, "distillation.distribution_matching is required"),
     "settings that are a list": (
@@ -56,6 +69,8 @@ REFUSALS = {
     ),
     "a level that is text": (nested() | {"algorithm": "distillation"}, "algorithm must hold names .*, not str"),
     "nothing": ({}, "distillation.distribution_matching is required"),
+    "a clamp of the on-policy loss": (on_policy(loss_max_clamp=10), "loss_max_clamp 10 must be unset .*: .* biases"),
+    "a head of nothing": (on_policy(topk=0), "distillation_loss.topk must be a whole number of at least 1, got 0"),
     "no model": (nested(path=None), "model_ref"),
     "unknown trainer": (
         nested({"trainer_type": "ppo"}),

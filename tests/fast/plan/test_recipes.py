@@ -84,6 +84,17 @@ def test_on_policy_distillation_is_one_student_phase_before_a_frozen_teacher():
     assert (plan.export.role, plan.update_schedule.phases[0].update_ema) == ("student", False)
 
 
+@pytest.mark.parametrize("size", [0, True, 2.0, "4"])
+def test_the_head_of_on_policy_distillation_is_a_whole_number(size):
+    with pytest.raises(PlanError, match="opd_top_k must be a whole number of at least 1"):
+        build_plan("opd", {"model_path": "/m", "opd_top_k": size}, EVERY)
+
+
+def test_settings_of_an_objective_belong_to_their_recipe():
+    with pytest.raises(PlanError, match="recipe 'dmd2' has no setting 'opd_top_k'"):
+        build_plan("dmd2", {"model_path": "/m", "opd_top_k": 4}, EVERY)
+
+
 @pytest.mark.parametrize("rollout", ["ode_euler", "consistency_renoise", "backward_simulated"])
 def test_dmd2_knows_three_ways_to_roll_out(rollout):
     assert build_plan("dmd2", {"model_path": "/m", "rollout_strategy": rollout}, EVERY).rollout["strategy"] == rollout

@@ -32,7 +32,6 @@ MISSING = {
     "the capabilities ['autoregressive']": lambda make: make("self_forcing"),
     "the rollout strategy 'self_forced'": lambda make: make("self_forcing"),
     "the rollout strategy 'on_policy_tokens'": lambda make: make("opd", fake_update_ratio=None),
-    "the capabilities ['token_matching']": lambda make: make("opd", fake_update_ratio=None),
     "the initialization stage 'ode_regression'": lambda make: make("causvid"),
     "the data mode 'regression_pairs'": lambda make: make("dmd"),
     "a discriminator": lambda make: make(profile="paper"),

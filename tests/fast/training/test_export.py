@@ -14,8 +14,8 @@ from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save_file
 
 from miles_dmd import registry
-from miles_dmd.contracts.distillation import Distillation, read_distillation
 from miles_dmd.errors import SaveError
+from miles_dmd.modalities.diffusion.distillation import Distillation, read_distillation
 from miles_dmd.network.pretrained import load_network
 from miles_dmd.training import export
 

@@ -9,12 +9,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from miles_dmd import registry
 from miles_dmd.config.trainers import compute_trainer_args
-from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.contracts.external import ExternalData
 from miles_dmd.errors import ExternalDataError
 from miles_dmd.local import init_single_rank
-from miles_dmd.network.conditions import PromptTable
-from miles_dmd.network.encoding import ensure_table
+from miles_dmd.modalities.diffusion.conditions import PromptTable
+from miles_dmd.modalities.diffusion.encoding import ensure_table
+from miles_dmd.modalities.diffusion.requests import DenoisingRequest
 from miles_dmd.prompts import read_prompts
 from miles_dmd.rollout import RolloutWorker
 from miles_dmd.training import trained as trained_module
@@ -43,7 +43,7 @@ class House:
 
     def batch(self, size=4):
         worker = RolloutWorker(self.args, compute=self.compute, prompts=self.prompts)
-        requests = [RolloutRequest(sample, sample % 10, 100 + sample, sample % 4) for sample in range(size)]
+        requests = [DenoisingRequest(sample, sample % 10, 100 + sample, sample % 4) for sample in range(size)]
         return worker.generate([requests], 1)[0].chunks[0]
 
 

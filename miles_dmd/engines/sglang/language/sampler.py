@@ -19,13 +19,17 @@ from miles_dmd.engines.sglang.language import weights
 from miles_dmd.engines.sglang.language.fleet import TokenFleet, TokenServer
 from miles_dmd.errors import EngineError, EngineUnavailable
 from miles_dmd.modalities.language.batch import TokenBatch
+from miles_dmd.modalities.language.family import language_family
+from miles_dmd.modalities.language.options import language_options
+from miles_dmd.modalities.language.prompts import prompt_tokens
 from miles_dmd.modalities.language.server import GENERATE, Response, read_response, sample_request
 from miles_dmd.pipelines.weights import stored_tensors
-from miles_dmd.training.compute import DTYPES
+from miles_dmd.training.compute import DTYPES, Compute
 from miles_dmd.training.export import exported_buckets
 
 if TYPE_CHECKING:
     from miles_dmd.config.args import Args
+    from miles_dmd.contracts.engine import BuildEngine
 
 log = logging.getLogger(__name__)
 
@@ -125,19 +129,23 @@ class TokenEngine(ServedEngine[TokenServer]):
             member.compared = False  # with weights of the run's own
 
 
-def open_engine(
-    args: Args, servers: Sequence[str], prompts: Sequence[Sequence[int]], *, end_ids: Sequence[int], max_new_tokens: int
+def build(
+    args: Args, *, compute: Compute, prompts: None, texts: Sequence[str] = (), servers: Sequence[str] = ()
 ) -> TokenEngine:
-    """``prompts``: token ids by prompt id. Raises EngineError for a server that cannot be used."""
+    code, own, directory = language_family(args).code(), language_options(args), args.pipeline_directory
     sweep(weights_root(args))
     return TokenEngine(
         args,
         clients_of(args.engine_options, servers),
-        prompts,
-        directory=args.pipeline_directory,
-        end_ids=end_ids,
-        max_new_tokens=max_new_tokens,
+        prompt_tokens(code.open_tokenizer(directory), texts, own),
+        directory=directory,
+        end_ids=code.end_tokens(directory),
+        max_new_tokens=own.max_new_tokens,
     )
+
+
+if TYPE_CHECKING:  # mypy compares what the engine type names as text
+    _build: BuildEngine = build
 
 
 def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
