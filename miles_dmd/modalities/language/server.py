@@ -23,7 +23,7 @@ SLACK = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a teacher says of one response of R tokens; see ``read_scores``."""
+    """Teacher scores of one response of R tokens; see ``read_scores``."""
 
     head_ids: Tensor
     """[R, K] int32, best first."""
