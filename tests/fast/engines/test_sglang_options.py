@@ -143,7 +143,7 @@ def test_every_flag_of_the_command_is_the_runs_own(make_args):
 def test_the_pages_attach_command_starts_what_the_run_would_start(make_args):
     """But for what a run needs to know its own server again."""
     page = (Path(__file__).parents[3] / "docs" / "sglang.md").read_text()
-    (block,) = re.findall(r"python -m (miles_dmd_sglang.serve(?:.*\\\n)*.*)", page)
+    (block,) = re.findall(r"python -m (miles_dmd_sglang\.serve (?:.*\\\n)*.*)", page)
     shown = shlex.split(block.replace("\\\n", " "))
 
     words = command(sglang(make_args, *OWN), "cpu", "127.0.0.1", Ports(30000, 9, 10), "me")[2:]
