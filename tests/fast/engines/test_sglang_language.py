@@ -252,6 +252,15 @@ def test_a_lent_server_is_left_awake(engine, server):
     assert not server.asleep
 
 
+def test_a_lent_server_that_was_restarted_asleep_is_left_alone(engine, server):
+    engine.sleep()
+    server.restart()
+
+    engine.close()
+
+    assert not server.down
+
+
 # -- command line -----------------------------------------------------------------------------------------------------
 
 PAGE = Path(__file__).parents[3] / "docs" / "sglang.md"
