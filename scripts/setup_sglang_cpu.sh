@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The environment of a real SGLang diffusion server on a CPU, with our plugin: about 4 minutes, 3 GB.
+# The environment of SGLang's real servers on a CPU, diffusion and language models, with our plugin: about 4 minutes, 3 GB.
 # Usage: scripts/setup_sglang_cpu.sh [DIRECTORY]   (default .sglang-venv; also MILES_DMD_SGLANG_VENV)
 # The tests that need a server look there, or at the Python that MILES_DMD_SGLANG_PYTHON names.
 # On an index where torch is a CUDA build, name one that has CPU builds in PIP_INDEX_URL.
@@ -20,7 +20,8 @@ pip --no-deps --force-reinstall ./sglang_plugin
 "$directory/bin/python" - <<'CHECK'
 from importlib.metadata import entry_points, version
 
-assert [point.name for point in entry_points(group="sglang.multimodal_gen.plugins")] == ["miles_dmd"]
+for group in ("sglang.multimodal_gen.plugins", "sglang.srt.plugins"):
+    assert [point.name for point in entry_points(group=group)] == ["miles_dmd"], group
 print(f"sglang {version('sglang')}, torch {version('torch')}, miles-dmd-sglang {version('miles-dmd-sglang')}")
 CHECK
 echo "server environment: $directory/bin/python"

@@ -8,10 +8,14 @@ import torch
 
 from miles_dmd.contracts.engine import RolloutRequest
 from miles_dmd.engines.sglang import Options, delivery
-from miles_dmd.engines.sglang.language.launch import serve
-from miles_dmd.engines.sglang.language.sampler import open_engine
+from miles_dmd.engines.sglang.fleet_engine import clients_of
+from miles_dmd.engines.sglang.language.sampler import TokenEngine
+from miles_dmd.engines.sglang.launch import serve
 from miles_dmd.errors import EngineError, EngineRefused
 from miles_dmd.modalities.language.batch import TokenBatch
+from miles_dmd.modalities.language.model import LanguageModel
+from miles_dmd.modalities.language.options import LanguageOptions
+from miles_dmd.modalities.language.scores import teacher_scores
 from miles_dmd.modalities.language.served_teacher import connect
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # servers that start on a busy machine
@@ -53,13 +57,16 @@ class Served:
     def args(self, **options):
         return SimpleNamespace(
             engine_options=Options(**{"sglang_concurrency": 4, "sglang_deadline": 0.0, **options}),
-            modality_options=SimpleNamespace(max_prompt_tokens=32, max_new_tokens=64),
+            modality_options=LanguageOptions(max_prompt_tokens=32, max_new_tokens=64), loss_type="resopd",
             compute_dtype="fp32", seed=0, cpu_threads=1, cache_dir=self.cache, pipeline_directory=self.directory,
         )  # fmt: skip
 
     def engine(self, **options):
         args = self.args(**{"sglang_url": (self.server.url,), "verify_weights": "every", **options})
-        return open_engine(args, (), PROMPTS, end_ids=(END,), max_new_tokens=NEW)
+        return TokenEngine(
+            args, clients_of(args.engine_options, ()), PROMPTS, directory=self.directory, end_ids=(END,),
+            max_new_tokens=NEW,
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +90,7 @@ def engine(open_):
 
 
 def requests(*seeds):
-    return [RolloutRequest(100 + i, i % len(PROMPTS), seed, 0) for i, seed in enumerate(seeds)]
+    return [RolloutRequest(100 + i, i % len(PROMPTS), seed) for i, seed in enumerate(seeds)]
 
 
 @torch.no_grad()
@@ -131,17 +138,17 @@ def test_scores_are_those_of_the_teacher_in_process(llama, top_k):
 
     found = teacher.score(batch)
 
-    exact, mask = rows_of(llama.model, batch), batch.mask
-    head = exact.topk(top_k).values
-    observed = exact.gather(-1, batch.observed[..., None])[..., 0]
-    for name, value in {"head_logprobs": head, "observed_logprobs": observed}.items():
-        torch.testing.assert_close(found[name][mask], value[mask].float(), atol=CLOSE, rtol=0)
+    exact, mask = teacher_scores(LanguageModel(llama.model), batch, top_k), batch.mask
+    assert {name: (value.dtype, value.shape) for name, value in found.items()} == {
+        name: (value.dtype, value.shape) for name, value in exact.items()
+    }
+    for name in ("head_logprobs", "observed_logprobs"):
+        torch.testing.assert_close(found[name], exact[name], atol=CLOSE, rtol=0)
     # ids by what they score: ties may be told in another order
-    said = exact.gather(-1, found["head_ids"].long())
-    torch.testing.assert_close(found["head_logprobs"][mask], said[mask].float(), atol=CLOSE, rtol=0)
+    said = rows_of(llama.model, batch).gather(-1, found["head_ids"].long()).float()
+    torch.testing.assert_close(found["head_logprobs"][mask], said[mask], atol=CLOSE, rtol=0)
     if top_k < VOCABULARY:
-        tail = (1 - head.exp().sum(-1)).log()[mask].float()
-        torch.testing.assert_close(found["tail_logprobs"][mask], tail, atol=1e-4, rtol=0)
+        torch.testing.assert_close(found["tail_logprobs"], exact["tail_logprobs"], atol=1e-4, rtol=0)
     assert all((value[~mask] == 0).all() for value in found.values())
     teacher.close()
 
@@ -179,7 +186,7 @@ def test_a_sample_is_its_seeds_alone(engine):
 
 def test_tokens_come_from_the_whole_distribution(engine, llama):
     """The alarm of on-policy distillation: how often the sampled token is one of the four likeliest."""
-    batch = engine.generate([RolloutRequest(i, 0, 10**12 + i, 0) for i in range(64)])
+    batch = engine.generate([RolloutRequest(i, 0, 10**12 + i) for i in range(64)])
 
     exact, mask = rows_of(llama.model, batch), batch.mask
     top = exact.topk(4)

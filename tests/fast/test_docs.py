@@ -23,6 +23,9 @@ FOREIGN = (
     {"--component-residency", "--dit-precision", "--vae-precision", "--text-encoder-precisions", "--strict-ports"},
     {"--sleep-on-idle", "--log-level", "--por"},
     {"--address", "--generate", "--head"},
+    {"--dtype", "--sampling-backend", "--grammar-backend", "--skip-tokenizer-init", "--skip-server-warmup"},
+    {"--enable-memory-saver", "--attention-backend", "--disable-overlap-schedule", "--disable-cuda-graph"},
+    {"--max-total-tokens", "--max-running-requests", "--enable-deterministic-inference"},
 )
 """Placeholders and what argparse adds; flags of `hf`, `towncrier`, `sglang serve` and `pip`, and `ray`."""
 SMALLEST = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
+from miles_dmd import registry
 from miles_dmd.config.values import Natural, OwnPath, Positive, Ranks, ReadPath, Threads
 from miles_dmd.contracts.engine import EngineType
 from miles_dmd.engines.sglang.families import served
@@ -18,7 +19,6 @@ from miles_dmd.engines.sglang.folders import sweep, weights_root
 from miles_dmd.engines.sglang.server_flags import LANGUAGE, require_one_device, words
 from miles_dmd.errors import ConfigError
 from miles_dmd.modalities.diffusion.family import diffusion_family
-from miles_dmd.modalities.language.options import LanguageOptions
 from miles_dmd.sampling.strategies import FEW_STEP, ON_POLICY
 
 if TYPE_CHECKING:
@@ -59,20 +59,13 @@ class Options:
     """With first: updates from one comparison of 16 tensors, others each time, to the next; 0 for none."""
 
 
-def of_language(args: Args) -> bool:
-    """True for a run of language models."""
-    return isinstance(args.modality_options, LanguageOptions)
-
-
 def check(args: Args) -> None:
-    """Rules of the servers of the run's modality; raises ConfigError."""
-    (check_language if of_language(args) else check_diffusion)(args)
+    _check_servers(args.engine_options)
+    CHECKS[registry.load("losses", args.loss_type).modality](args)
 
 
-def check_diffusion(args: Args) -> None:
-    """Rules of servers of diffusion models."""
+def _check_diffusion(args: Args) -> None:
     options: Options = args.engine_options
-    _check_servers(options)
     words(options.sglang_args)
     require_one_device(options.sglang_args, args.device)
     own = {trainer.role: trainer.overrides for trainer in args.trainers}.get("actor", {})
@@ -81,12 +74,14 @@ def check_diffusion(args: Args) -> None:
     served(args.model_family).text_length(directory, family.text_length(args))
 
 
-def check_language(args: Args) -> None:
-    """Rules of servers of language models."""
+def _check_language(args: Args) -> None:
     options: Options = args.engine_options
-    _check_servers(options)
     words(options.sglang_args, LANGUAGE)
     require_one_device(options.sglang_args, args.device, LANGUAGE)
+
+
+CHECKS = {"diffusion": _check_diffusion, "language": _check_language}
+"""Modality -> rules about servers of it."""
 
 
 def _check_servers(options: Options) -> None:
@@ -136,9 +131,9 @@ engine = EngineType(
     rollouts={**FEW_STEP, **ON_POLICY},
     options=Options,
     check=check,
-    serve="miles_dmd.engines.sglang.dispatch:serve",
+    serve="miles_dmd.engines.sglang.launch:serve",
     num_servers=num_servers,
     beyond_node=lambda args: args.engine_options.sglang_host == "node",
     tidy=lambda args: sweep(weights_root(args)),
-    preflight="miles_dmd.engines.sglang.dispatch:look",
+    preflight="miles_dmd.engines.sglang.preflight:preflight",
 )

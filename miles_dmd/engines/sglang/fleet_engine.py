@@ -24,7 +24,7 @@ S = TypeVar("S")
 
 
 class ServedEngine(ABC, Generic[M]):
-    """Part that engines over servers have in common, whatever these sample."""
+    """Engine over servers, whatever these sample."""
 
     fleet: Fleet[M]
     notes: tuple[str, ...]

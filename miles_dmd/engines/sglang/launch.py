@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import httpx
 
+from miles_dmd import registry
 from miles_dmd.engines.sglang.families import scheduler_directory, served
 from miles_dmd.engines.sglang.server_flags import words
 from miles_dmd.errors import EngineError
@@ -139,20 +140,23 @@ class ManagedServer:
         self._end()
 
 
+COMMANDS = {
+    "diffusion": "miles_dmd.engines.sglang.launch:command",
+    "language": "miles_dmd.engines.sglang.language.launch:command",
+}
+"""Modality -> dotted name of the function that makes a server's command line."""
+
+
 def serve(args: Args, *, device: str, number: int, host: str) -> ManagedServer:
-    return start(args, functools.partial(command, args, host), device=device, number=number, host=host)
-
-
-def start(args: Args, command: Command, *, device: str, number: int, host: str) -> ManagedServer:
-    """Start server ``number`` of the run by ``command``, with a log of its own."""
     options: Options = args.engine_options
+    make: Callable[..., list[str]] = registry.resolve(COMMANDS[registry.load("losses", args.loss_type).modality])
     folder = Path(options.sglang_log_dir or Path(args.cache_dir) / "sglang" / "logs")
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-server{number}.log"
     env = environment(args, device=device, host=host)
-    return ManagedServer(command, host, log, env, options.sglang_start_timeout)
+    return ManagedServer(functools.partial(make, args, device, host), host, log, env, options.sglang_start_timeout)
 
 
-def command(args: Args, host: str, ports: Ports, name: str) -> list[str]:
+def command(args: Args, device: str, host: str, ports: Ports, name: str) -> list[str]:
     options: Options = args.engine_options
     family = served(args.model_family)
     return [

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from miles_dmd import registry
 from miles_dmd.client import HEALTH_TIMEOUT, SHOWN, Client, Patience
 from miles_dmd.engines.sglang.families import served
 from miles_dmd.engines.sglang.launch import own_environment
@@ -22,7 +23,19 @@ VERSIONS = "from importlib.metadata import version; print(version('miles-dmd-sgl
 PYTHON_TIMEOUT = 60.0
 """Seconds for a Python to start and print its versions."""
 CURE = "scripts/setup_sglang_cpu.sh makes an environment, and docs/sglang.md says how on a GPU host"
-LATER = "weights, encoders, grid and samples are compared when the run starts"
+ASKED = {
+    "diffusion": (
+        "miles_dmd.engines.sglang.preflight:release",
+        "weights, encoders, grid and samples are compared when the run starts",
+    ),
+    "language": (
+        "miles_dmd.engines.sglang.language.launch:release",
+        "weights and samples are compared when the run starts",
+    ),
+}
+"""Modality -> (dotted name of a ``Release``, what is looked at later)."""
+Release = Callable[["Args", Client, Patience], str]
+"""Asks a server for its release. Raises EngineError for one that the run cannot use."""
 
 
 class Identity(NamedTuple):
@@ -33,14 +46,9 @@ class Identity(NamedTuple):
 
 def preflight(args: Args) -> str:
     """Refuse what the run could not use before anything loads; a line on what was found. Raises ConfigError."""
-    pipeline = served(args.model_family).pipeline
-    return look(args, lambda client, patience: identify(client, pipeline, patience=patience).version, LATER)
-
-
-def look(args: Args, release: Callable[[Client, Patience], str], later: str) -> str:
-    """``release`` is asked of a server, and raises EngineError for one that cannot be used; ``later`` says what is not
-    looked at yet."""
     options: Options = args.engine_options
+    dotted, later = ASKED[registry.load("losses", args.loss_type).modality]
+    release: Release = registry.resolve(dotted)
     if args.ray_address:
         return "SGLang: nothing was asked, because servers and Python are those of the rollout worker's node; " + later
     if not options.sglang_url:
@@ -71,7 +79,11 @@ def numbers(version: str) -> tuple[int, ...]:
 WANTED = f"{'.'.join(map(str, MINIMUM))} or later"
 
 
-def _server_release(url: str, args: Args, release: Callable[[Client, Patience], str]) -> str:
+def release(args: Args, client: Client, patience: Patience) -> str:
+    return identify(client, served(args.model_family).pipeline, patience=patience).version
+
+
+def _server_release(url: str, args: Args, release: Release) -> str:
     options: Options = args.engine_options
     patience = Patience(options.sglang_probe_timeout, options.sglang_deadline, "--sglang-probe-timeout")
     if args.dry_run:  # which answers at once, and waits for no server that is being started
@@ -79,7 +91,7 @@ def _server_release(url: str, args: Args, release: Callable[[Client, Patience], 
     client = Client(url, timeout=patience.timeout, deadline=patience.deadline, connections=1)
     try:
         client.require_health(patience=patience)
-        return release(client, patience)
+        return release(args, client, patience)
     except EngineError as error:
         raise ConfigError(f"--sglang-url {url}: no SGLang server that can be used answers there ({error})") from error
     finally:

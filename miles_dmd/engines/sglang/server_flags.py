@@ -17,7 +17,7 @@ LANGUAGE = (
     "--grammar-backend", "--skip-server-warmup", "--sleep-on-idle", "--sampling-backend", "--device",
     "--enable-memory-saver", "--die-with-stdin", "--preferred-sampling-params", "--enable-watermark",
 )  # fmt: skip
-"""Flags of a server of language models."""
+"""Flags of a server of language models that the run sets itself."""
 OTHER_NAMES = ("--config", "--scheduler-path", "--component-precisions", "--model-subfolder", "--pipeline-class-name")
 """Flags that would set the same."""
 DEVICES = ("--tp-size", "--num-gpus", "--sp-degree", "--ulysses-degree", "--ring-degree", "--dp-size", "--dp",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,12 @@ class ServedTeacher:
     def close(self) -> None:
         for client in self.clients:
             client.close()
+
+
+@functools.cache
+def connected(urls: tuple[str, ...], top_k: int) -> ServedTeacher:
+    """The teacher of this process at these servers, asked for what it is once."""
+    return connect(urls, top_k=top_k)
 
 
 def connect(

@@ -23,7 +23,7 @@ SLACK = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores that a teacher gives one response of R tokens; see ``read_scores``."""
+    """Teacher scores of one response of R tokens; see ``read_scores``."""
 
     head_ids: Tensor
     """[R, K] int32, best first."""

@@ -151,6 +151,7 @@ def success(done, message=""):
 
 def engine_of(directory, *servers, max_new_tokens=6, **options):
     save_file(weights(), directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     urls = tuple(f"http://{name}" for name in "abc"[: len(servers)])
     options = Options(**{"sglang_deadline": 0.0, "sglang_url": urls, **options})
     clients = [
@@ -165,7 +166,7 @@ def engine_of(directory, *servers, max_new_tokens=6, **options):
 
 
 def requests(*seeds):
-    return [RolloutRequest(7 + i, i % 2, seed, 0) for i, seed in enumerate(seeds)]
+    return [RolloutRequest(7 + i, i % 2, seed) for i, seed in enumerate(seeds)]
 
 
 def buckets(scale):

@@ -1,11 +1,20 @@
 """Rollouts of language models over servers that restart, drop weights, stop elsewhere and die as the real one does."""
 
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fast.engines.fake_language_server import END, FakeLanguageServer, buckets, engine_of, requests, weights
 
+from miles_dmd.engines.sglang import Options
+from miles_dmd.engines.sglang.language.launch import command
 from miles_dmd.engines.sglang.language.weights import Expected
-from miles_dmd.errors import EngineError, EngineMisanswer, EngineRefused
+from miles_dmd.engines.sglang.launch import Ports
+from miles_dmd.errors import ConfigError, EngineError, EngineMisanswer, EngineRefused
+from miles_dmd.modalities.language.options import LanguageOptions
 
 
 @pytest.fixture
@@ -241,3 +250,54 @@ def test_a_lent_server_is_left_awake(engine, server):
     engine.close()
 
     assert not server.asleep
+
+
+def test_a_lent_server_that_was_restarted_asleep_is_left_alone(engine, server):
+    engine.sleep()
+    server.restart()
+
+    engine.close()
+
+    assert not server.down
+
+
+# -- command line -----------------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[3] / "docs" / "sglang.md"
+
+
+def run_of(dtype="fp32", flags=""):
+    return SimpleNamespace(
+        engine_options=Options(sglang_python="python", sglang_concurrency=4, sglang_args=flags), compute_dtype=dtype,
+        pipeline_directory=Path("/model"), modality_options=LanguageOptions(max_prompt_tokens=32, max_new_tokens=64),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "dtype", "place"), [("cuda", "bf16", 0), ("cpu", "fp32", 1)])
+def test_the_pages_command_starts_what_the_run_would_start(device, dtype, place):
+    """But for what a run needs to know its own server again."""
+    blocks = re.findall(r"python -m (miles_dmd_sglang\.serve_language (?:.*\\\n)*.*)", PAGE.read_text())
+    shown = shlex.split(blocks[place].replace("\\\n", " "))
+
+    words = command(run_of(dtype), device, "127.0.0.1", Ports(30000, 9, 10), "me")[2:]
+
+    own = {"--die-with-stdin", "--served-model-name", "--nccl-port"}
+    assert {word for word in shown if word[:2] == "--"} == {word for word in words if word[:2] == "--"} - own
+    for flag in ("--dtype", "--port", "--sampling-backend"):
+        assert after(shown, flag) == after(words, flag)
+
+
+def after(words, flag):
+    return words[words.index(flag) + 1]
+
+
+def test_the_cache_holds_all_requests_that_are_under_way():
+    words = command(run_of(), "cpu", "127.0.0.1", Ports(7, 9, 10), "me")
+
+    assert int(after(words, "--max-total-tokens")) >= 4 * (32 + 64)
+
+
+@pytest.mark.parametrize("flag", ["--dtype bfloat16", "--model-path /x", "--sampling-backend flashinfer"])
+def test_what_the_run_sets_itself_is_refused(flag):
+    with pytest.raises(ConfigError, match="the run sets that itself"):
+        command(run_of(flags=flag), "cpu", "127.0.0.1", Ports(7, 9, 10), "me")

@@ -112,14 +112,14 @@ def test_scheduler_asks_for_the_grid_before_one_shift(make_args, tmp_path):
 def test_flags_that_are_not_the_runs_own_are_passed_on(make_args, given):
     args = sglang(make_args, "--sglang-python", sys.executable, f"--sglang-args={given}")
 
-    assert " ".join(command(args, "127.0.0.1", Ports(7, 9, 10), "me")).endswith(given)
+    assert " ".join(command(args, "cpu", "127.0.0.1", Ports(7, 9, 10), "me")).endswith(given)
 
 
 def test_command_names_all_that_samples_depend_on(make_args, teacher):
     more = ("--sglang-args", "--log-level debug", "--compute-dtype", "bf16")
     args = sglang(make_args, "--sglang-python", sys.executable, *more)
 
-    words = command(args, "127.0.0.1", Ports(7, 9, 10), "me")
+    words = command(args, "cpu", "127.0.0.1", Ports(7, 9, 10), "me")
 
     assert words[:4] == [sys.executable, "-m", "miles_dmd_sglang.serve", "--die-with-stdin"]
     assert words[-2:] == ["--log-level", "debug"]
@@ -133,7 +133,7 @@ def test_command_names_all_that_samples_depend_on(make_args, teacher):
 
 def test_every_flag_of_the_command_is_the_runs_own(make_args):
     """But for that of residency, which a user may want otherwise."""
-    words = command(sglang(make_args, "--sglang-python", sys.executable), "127.0.0.1", Ports(7, 9, 10), "me")
+    words = command(sglang(make_args, "--sglang-python", sys.executable), "cpu", "127.0.0.1", Ports(7, 9, 10), "me")
 
     flags = {word for word in words if word.startswith("--")}
 
@@ -143,10 +143,10 @@ def test_every_flag_of_the_command_is_the_runs_own(make_args):
 def test_the_pages_attach_command_starts_what_the_run_would_start(make_args):
     """But for what a run needs to know its own server again."""
     page = (Path(__file__).parents[3] / "docs" / "sglang.md").read_text()
-    (block,) = re.findall(r"python -m (miles_dmd_sglang.serve(?:.*\\\n)*.*)", page)
+    (block,) = re.findall(r"python -m (miles_dmd_sglang\.serve (?:.*\\\n)*.*)", page)
     shown = shlex.split(block.replace("\\\n", " "))
 
-    words = command(sglang(make_args, *OWN), "127.0.0.1", Ports(30000, 9, 10), "me")[2:]
+    words = command(sglang(make_args, *OWN), "cpu", "127.0.0.1", Ports(30000, 9, 10), "me")[2:]
 
     own = {"--die-with-stdin", "--served-model-name", "--scheduler-port", "--master-port"}
     assert valued(shown).keys() == valued(words).keys() - own

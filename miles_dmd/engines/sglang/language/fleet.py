@@ -63,7 +63,7 @@ class TokenFleet(Fleet[TokenServer]):
         return server
 
     def _asked(self, client: Client) -> TokenServer:
-        """Properties of a server. Raises EngineRefused for one that cannot be used, with the reason."""
+        """A server of unknown weights. Raises EngineRefused for one that cannot be used, with the reason."""
         info = client.get("/server_info", patience=self.patience)
         model = client.get("/model_info", patience=self.patience)
         require_usable(client.url, info, model, self.dtype, self.longest)

@@ -129,38 +129,26 @@ class TokenEngine(ServedEngine[TokenServer]):
             member.compared = False  # with weights of the run's own
 
 
-def open_engine(
-    args: Args, servers: Sequence[str], prompts: Sequence[Sequence[int]], *, end_ids: Sequence[int], max_new_tokens: int
+def build(
+    args: Args, *, compute: Compute, prompts: None, texts: Sequence[str] = (), servers: Sequence[str] = ()
 ) -> TokenEngine:
-    """``prompts``: token ids by prompt id. Raises EngineError for a server that cannot be used."""
+    code, own, directory = language_family(args).code(), language_options(args), args.pipeline_directory
     sweep(weights_root(args))
     return TokenEngine(
         args,
         clients_of(args.engine_options, servers),
-        prompts,
-        directory=args.pipeline_directory,
-        end_ids=end_ids,
-        max_new_tokens=max_new_tokens,
-    )
-
-
-def build(args: Args, *, compute: Compute, prompts: None, texts: Sequence[str], servers: Sequence[str]) -> TokenEngine:
-    family, own = language_family(args), language_options(args)
-    tokenizer = family.code().open_tokenizer(args.pipeline_directory)
-    return open_engine(
-        args,
-        servers,
-        prompt_tokens(tokenizer, texts, own),
-        end_ids=family.code().end_tokens(args.pipeline_directory),
+        prompt_tokens(code.open_tokenizer(directory), texts, own),
+        directory=directory,
+        end_ids=code.end_tokens(directory),
         max_new_tokens=own.max_new_tokens,
     )
+
+
+if TYPE_CHECKING:  # mypy compares what the engine type names as text
+    _build: BuildEngine = build
 
 
 def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
     """[B, longest], padded on the right with 0."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=dtype)
-
-
-if TYPE_CHECKING:  # mypy compares what the engine type names as text
-    _build: BuildEngine = build
