@@ -62,7 +62,7 @@ def variants(chosen: argparse.Namespace, stack: contextlib.ExitStack) -> dict:
         args = arguments(chosen, "--rollout-engine", name, *more)
         compute = choose_compute(args.device, args.compute_dtype)
         table = PromptTable(ensure_table(args, texts, compute.device))
-        make = registry.resolve(registry.load("engines", name).build)
+        make = registry.resolve(registry.load("engines", name).builds["diffusion"])
         engine = make(args, compute=compute, prompts=table, texts=texts, servers=())
         stack.callback(engine.close)
         return engine

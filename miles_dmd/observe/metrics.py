@@ -138,7 +138,7 @@ def keys_over_repeats(key: str, repeats: int) -> list[str]:
 
 def _over_repeats(key: str, values: Sequence[float]) -> dict[str, float]:
     name = key.rsplit("/", 1)[-1]
-    if name.endswith("seconds") or name == "nonfinite" or name.startswith("num_"):
+    if name.endswith("seconds") or name in ("nonfinite", "weight") or name.startswith("num_"):
         return {key: sum(values)}
     if name.startswith("peak_"):
         return {key: max(values)}

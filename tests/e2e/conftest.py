@@ -94,7 +94,7 @@ def open_engine(make_args, digit_prompts):
         texts = PromptSource(args.prompt_data, args.seed).texts
         compute = choose_compute("cpu", "fp32")
         table = PromptTable(ensure_table(args, texts, compute.device))
-        make = registry.resolve(registry.load("engines", name).build)
+        make = registry.resolve(registry.load("engines", name).builds["diffusion"])
         return make(args, compute=compute, prompts=table, texts=texts, servers=())
 
     return build

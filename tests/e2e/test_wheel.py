@@ -1,4 +1,4 @@
-"""A wheel installed by pip: the program, the presets and the digits teacher, from any folder."""
+"""A wheel installed by pip: the program, the presets and the shipped models, from any folder."""
 
 import os
 import shutil
@@ -15,7 +15,13 @@ NOT_OF_A_CLONE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "runs
 FILES = [
     *(ROOT / "trainer_configs").glob("*.yaml"),
     ROOT / "examples" / "digits" / "prompts.txt",
-    *(path for path in (ROOT / "examples" / "digits" / "teacher").rglob("*") if path.is_file()),
+    ROOT / "examples" / "opd" / "prompts.jsonl",
+    *(
+        path
+        for model in ("digits/teacher", "opd/teacher", "opd/student")
+        for path in (ROOT / "examples" / model).rglob("*")
+        if path.is_file()
+    ),
 ]
 SMALLEST = ["--local", "--device", "cpu", "--num-rollout", "1", "--rollout-batch-size", "4", "--micro-batch-size", "4",
             "--fake-update-ratio", "1", "--sample-prompts", "1"]  # fmt: skip

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DenoisingRequest(RolloutRequest):
-    """A few-step rollout. Its generator draws the initial latents first, then one tensor per re-noised step, in order."""
+    """A few-step rollout. Its generator draws the initial latents, then one tensor per re-noised step, in order."""
 
     stop_step: int
     """k in [0, N-1]: k+1 forwards, of which the last is the one that is trained."""

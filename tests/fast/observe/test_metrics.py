@@ -161,15 +161,15 @@ def test_repeats_are_averaged_and_kept():
 
 
 def test_times_and_counts_add_up_peaks_are_maxima_and_of_rates_the_last_counts():
-    one = {"seconds": 1.0, "nonfinite": 1, "num_samples": 8, "peak_memory_mib": 5.0, "lr": 2e-5, "ema_decay": 0.5}
-    two = {"seconds": 2.0, "nonfinite": 2, "num_samples": 8, "peak_memory_mib": 4.0, "lr": 1e-5, "ema_decay": 0.9}
+    one = {"seconds": 1.0, "nonfinite": 1, "weight": 8, "peak_memory_mib": 5.0, "lr": 2e-5, "ema_decay": 0.5}
+    two = {"seconds": 2.0, "nonfinite": 2, "weight": 8, "peak_memory_mib": 4.0, "lr": 1e-5, "ema_decay": 0.9}
 
     flat = flatten({"fake_score": (one, two)}, GROUPS)
 
     assert flat == {
         "critic/seconds": 3.0,
         "critic/nonfinite": 3,
-        "critic/num_samples": 16,
+        "critic/weight": 16,
         "critic/peak_memory_mib": 5.0,
         "critic/lr": 1e-5,
         "critic/ema_decay": 0.9,

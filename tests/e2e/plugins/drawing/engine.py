@@ -5,13 +5,13 @@ import dataclasses
 from drawing import drawn
 from miles_dmd.engines.inprocess import engine as inprocess
 
-engine = dataclasses.replace(inprocess, build="drawing.engine:build")
+engine = dataclasses.replace(inprocess, builds={"diffusion": "drawing.engine:build"})
 
 
 def build(*args, **more):
     from miles_dmd import registry
 
-    built = registry.resolve(inprocess.build)(*args, **more)
+    built = registry.resolve(inprocess.builds["diffusion"])(*args, **more)
     sample = built.generate
 
     def generate(requests):

@@ -20,7 +20,7 @@ engine = EngineType(builds={"diffusion": "faulty.engine:build"}, rollouts=inproc
 def build(*args, **more):
     from miles_dmd import registry
 
-    built = registry.resolve(inprocess.build)(*args, **more)
+    built = registry.resolve(inprocess.builds["diffusion"])(*args, **more)
     take, sample = built.update_weights, built.generate
 
     def generate(requests):
