@@ -1,97 +1,115 @@
-"""Losses of on-policy distillation per token: ResOPD, forward KL over head and tail, sampled k2.
+"""On-policy distillation losses of single tokens: ResOPD, forward KL over head and tail, sampled k2.
 
-Student p, teacher q, both normalised over the whole vocabulary; S the teacher's top-k (the head), everything else one
-tail of mass tau; A the token that the student sampled; r = log p - log q; L = log tau_p - log tau_q.
+Student p, teacher q, both normalised over the whole vocabulary. S: the teacher's top-k, the head; all other tokens are
+the tail, of mass tau. A: the token that the student sampled. r = log p - log q, L = log tau_p - log tau_q.
 
-Each loss is a function of few numbers a row, and its printed value is an estimate of a divergence, while its gradient is
-that of the estimator: loss = value + surrogate - surrogate.detach().
+A loss is a function of the K + 2 log-probabilities of each side; its value estimates a divergence and its gradient is
+the estimator's: sg(value) + surrogate - sg(surrogate), where all coefficients in the surrogate are detached. Values of
+single tokens can be negative; clamped, they would be biased.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from miles_dmd.equations.buckets import Buckets, bucket_logprobs
 
-FLOOR = math.log(1e-5)
-"""Both tails are at least this in L. In fp32 the log of a smaller tail is noise, and L may be any number that does not
-depend on A."""
+TAIL_FLOOR = 1e-5
+"""Least tail mass in L, for both sides. The tail of an fp32 payload is noise below 1e-6, and any L keeps ResOPD
+unbiased that does not depend on A; with both tails tiny L is 0."""
+
 Baseline = Literal["none", "bucket"]
 Metrics = dict[str, Tensor]
 
 
-class Tokens(NamedTuple):
-    """What the losses read of N tokens; of the student with a graph, the rest without."""
+class TokenLoss(Protocol):
+    """Loss [N] of the log-probabilities of both sides; the baseline is ResOPD's, the weight of what is sampled."""
 
-    student: Buckets
-    teacher: Buckets
-    in_head: Tensor
-    """[N] bool: the sampled token is in the head."""
-    weight: Tensor
-    """[N]: importance weight of what is sampled, p(A) over the probability with which A was drawn."""
-    baseline: Baseline
+    def __call__(
+        self,
+        student: Buckets,
+        teacher: Buckets,
+        hit: Tensor,
+        *,
+        residual_baseline: Baseline = "none",
+        importance_weight: Tensor | None = None,
+    ) -> Tensor: ...
 
 
-def resopd(tokens: Tokens) -> tuple[Tensor, Tensor, Metrics]:
-    """(value [N], surrogate [N], metrics): tail residualization for sparse on-policy distillation.
+def resopd(
+    student: Buckets,
+    teacher: Buckets,
+    hit: Tensor,
+    *,
+    residual_baseline: Baseline = "none",
+    importance_weight: Tensor | None = None,
+) -> Tensor:
+    """[N]: KL_c + 1[A not in S] w (r_A - L), a reverse KL whose gradient is also unbiased, for A drawn from p.
 
-    Gradient: grad KL_c + 1[A not in S] w ((r_A - c) grad log p_A - (L - c) grad log tau_p), KL_c the exact reverse KL
-    of head and tail, c = 0 (``none``, the published form) or L (``bucket``). Its mean over A ~ p is the gradient of
-    KL(p || q) for every c and L that do not depend on A. Value: KL_c + 1[A not in S] w (r_A - L), of mean KL(p || q).
+    KL_c = sum_S p_i r_i + tau_p L is exact over S and tail; only the rest is sampled. Its gradient is that of KL_c plus
+    1[A not in S] w ((r_A - c) d log p_A - (L - c) d log tau_p), with c = 0 as published, or c = L with the baseline
+    "bucket": no noise where p and q agree inside the tail. ``importance_weight`` [N] is w = p(A) / mu(A) for A drawn
+    from mu. ``hit`` [N]: A is in S. Raises ValueError for another baseline.
+    Tail residualization for sparse on-policy distillation (ResOPD), in the form of docs/opd.md.
     """
-    student, teacher = tokens.student, tokens.teacher
-    head, tail, observed = (value.detach() for value in student)
-    ratio = head - teacher.head
-    tail_ratio = tail.clamp_min(FLOOR) - teacher.tail.clamp_min(FLOOR)
-    gap = observed - teacher.observed
-    sampled = torch.where(tokens.in_head, 0.0, tokens.weight)
-    centre = tail_ratio if tokens.baseline == "bucket" else torch.zeros_like(tail_ratio)
-    coarse = (head.exp() * ratio).sum(1) + tail.exp() * tail_ratio
-    surrogate = (
-        (head.exp() * ratio * student.head).sum(1)
-        + _times(tail.exp() * tail_ratio - sampled * (tail_ratio - centre), student.tail)
-        + _times(sampled * (gap - centre), student.observed)
-    )
-    residual = torch.where(tokens.in_head, 0.0, sampled * (gap - tail_ratio))
-    metrics = {"kl_coarse": coarse, "residual": residual, "residual_abs": residual.abs(), "tail_log_ratio": tail_ratio}
-    return coarse + residual, surrogate, metrics
+    if residual_baseline not in get_args(Baseline):
+        raise ValueError(f"residual_baseline must be one of {', '.join(get_args(Baseline))}, got {residual_baseline!r}")
+    ratio = tail_log_ratio(student.tail, teacher.tail)
+    centre = ratio if residual_baseline == "bucket" else torch.zeros_like(ratio)
+    coarse, residual = _coarse_and_residual(student, teacher, hit, importance_weight)
+    head = student.head.detach()
+    weight = _weight_of_miss(hit, importance_weight)
+    of_head = head.exp() * (head - teacher.head)
+    of_tail = student.tail.detach().exp() * ratio - weight * (ratio - centre)
+    of_observed = torch.where(hit, 0, weight * (student.observed.detach() - teacher.observed - centre))
+    surrogate = (of_head * student.head).sum(1) + of_tail * _log_tail(student) + of_observed * student.observed
+    return _with_gradient_of(coarse + residual, surrogate)
 
 
-def forward_kl_topk_tail(tokens: Tokens) -> tuple[Tensor, Tensor, Metrics]:
-    """(value [N], surrogate [N], metrics): the exact forward KL of head and tail, a lower bound of KL(q || p)."""
-    student, teacher = tokens.student, tokens.teacher
-    mass, tail_mass = teacher.head.exp(), teacher.tail.exp()
-    surrogate = -(mass * student.head).sum(1) - _times(tail_mass, student.tail)
-    value = (mass * teacher.head).sum(1) + _times(tail_mass, teacher.tail) + surrogate.detach()
-    return value, surrogate, {}
+def forward_kl_topk_tail(
+    student: Buckets,
+    teacher: Buckets,
+    hit: Tensor,
+    *,
+    residual_baseline: Baseline = "none",
+    importance_weight: Tensor | None = None,
+) -> Tensor:
+    """[N]: sum_S q_i (log q_i - log p_i) + tau_q (log tau_q - log tau_p), at least 0 and at most the forward KL.
 
-
-def sampled_k2(tokens: Tokens) -> tuple[Tensor, Tensor, Metrics]:
-    """(value [N], surrogate [N], metrics): half the squared log-ratio of the sampled token, times its weight.
-
-    Its expected gradient under A ~ p is that of KL(p || q); its value is not.
+    Nothing is sampled, so ``hit``, the baseline and the weight are not read.
+    Hinton et al. 2015 (arXiv 1503.02531) with all tokens outside S as one class.
     """
-    gap = tokens.student.observed.detach() - tokens.teacher.observed
-    return tokens.weight * gap.square() / 2, tokens.weight * gap * tokens.student.observed, {}
+    of_head, of_tail = teacher.head.exp(), teacher.tail.exp()
+    value = (of_head * (teacher.head - student.head.detach())).sum(1)
+    value = value - of_tail * tail_log_ratio(student.tail, teacher.tail)
+    return _with_gradient_of(value, -(of_head * student.head).sum(1) - of_tail * _log_tail(student))
 
 
-LOSSES: Mapping[str, Callable[[Tokens], tuple[Tensor, Tensor, Metrics]]] = {
+def sampled_k2(
+    student: Buckets,
+    teacher: Buckets,
+    hit: Tensor,
+    *,
+    residual_baseline: Baseline = "none",
+    importance_weight: Tensor | None = None,
+) -> Tensor:
+    """[N]: w r_A^2 / 2, whose mean gradient over A drawn from p is that of the reverse KL; its value is not that KL.
+
+    Head, ``hit`` and baseline are not read. The estimator k2 of Schulman 2020, "Approximating KL divergence".
+    """
+    weight = 1 if importance_weight is None else importance_weight
+    ratio = student.observed.detach() - teacher.observed
+    return _with_gradient_of(weight * ratio.square() / 2, weight * ratio * student.observed)
+
+
+LOSSES: Mapping[str, TokenLoss] = {
     "resopd": resopd,
     "forward_kl_topk_tail": forward_kl_topk_tail,
     "sampled_k2": sampled_k2,
 }
-"""name -> loss of N tokens."""
-
-
-def _times(factor: Tensor, logs: Tensor) -> Tensor:
-    """``factor * logs``, 0 where ``factor`` is 0: an empty tail has a log of -inf and no gradient."""
-    idle = factor == 0
-    return torch.where(idle, 0.0, factor) * torch.where(idle, 0.0, logs)
 
 
 def token_loss(
@@ -102,39 +120,47 @@ def token_loss(
     observed_ids: Tensor,
     observed_logprobs: Tensor,
     mask: Tensor | None = None,
-    *,
     teacher_tail_logprob: Tensor | None = None,
     residual_baseline: Baseline = "none",
     importance_weight: Tensor | None = None,
+    *,
     chunk_rows: int | None = None,
+    reuse_logits: bool = False,
 ) -> tuple[Tensor, Metrics]:
-    """(loss [N], metrics [N] each): the loss ``name`` of N tokens, in fp32, or in fp64 for fp64 logits.
+    """(loss [N], metrics [N] each): the loss ``name`` of N tokens; fp32, or fp64 for fp64 logits. Take means of both.
 
-    ``student_logits`` [N, V], the only ones with a gradient; ``head_ids`` [N, K] distinct, ``head_logprobs`` [N, K],
-    ``observed_ids`` [N], ``observed_logprobs`` [N], ``teacher_tail_logprob`` [N] (by default from the head) of the
-    teacher, normalised over the whole vocabulary; ``mask`` [N] is true for tokens that count, and the others give exact
-    zeros whatever their numbers are. ``importance_weight`` [N] is p(A) over the probability with which A was sampled;
-    it multiplies what is sampled alone. Raises KeyError for an unknown name, ValueError for shapes.
+    ``student_logits`` [N, V] alone get a gradient. The teacher's: ``head_ids`` and ``head_logprobs`` [N, K], not
+    renormalised; ``observed_logprobs`` and ``teacher_tail_logprob`` [N], the latter by default from the head.
+    ``observed_ids`` [N]: what the student sampled. ``mask`` [N]: rows that count; the others give exact zeros, also for
+    infinite or NaN logits and scores and for ids of no token. ``chunk_rows``, ``reuse_logits``: see bucket_logprobs.
+    Metrics: see token_metrics.
+    Raises ValueError for an unknown name, and for shapes that do not fit.
+    On-policy distillation: Agarwal et al. 2023, arXiv 2306.13649; each loss has its own source.
     """
-    head_ids, observed_ids = head_ids.long(), observed_ids.long()
-    student = bucket_logprobs(student_logits, head_ids, observed_ids, chunk_rows=chunk_rows)
-    work, active = student.tail.dtype, torch.ones_like(observed_ids, dtype=torch.bool) if mask is None else mask.bool()
-    head = _harmless(head_logprobs.detach().to(work), active, -math.log(2 * head_ids.shape[1]))
-    tail = tail_logprob(head) if teacher_tail_logprob is None else teacher_tail_logprob.detach().to(work)
-    teacher = Buckets(
-        head,
-        _harmless(tail, active, -math.log(2)),
-        _harmless(observed_logprobs.detach().to(work), active, 0.0),
+    if name not in LOSSES:
+        raise ValueError(f"unknown token loss {name!r}: must be one of {', '.join(LOSSES)}")
+    _check(head_ids, head_logprobs, observed_logprobs, mask, teacher_tail_logprob, importance_weight)
+    valid = torch.ones_like(observed_ids, dtype=torch.bool) if mask is None else mask.bool()
+    # before any arithmetic: 0 * nan is nan, also in the backward
+    rows, width = valid[:, None], head_ids.shape[1]
+    head_ids = torch.where(rows, head_ids, torch.arange(width, device=head_ids.device, dtype=head_ids.dtype))
+    observed_ids = torch.where(valid, observed_ids, 0)
+    student = bucket_logprobs(student_logits, head_ids, observed_ids, chunk_rows=chunk_rows, reuse_logits=reuse_logits)
+    dtype, even = student.tail.dtype, -math.log(2 * width)
+    student = Buckets(
+        torch.where(rows, student.head, even),
+        torch.where(valid, student.tail, -math.log(2)),
+        torch.where(valid, student.observed, even),
     )
-    weight = torch.ones_like(student.tail) if importance_weight is None else importance_weight.detach().to(work)
-    student = Buckets(*(_harmless(value, active, -1.0) for value in student))
-    tokens = Tokens(
-        student, teacher, (head_ids == observed_ids[:, None]).any(1), _harmless(weight, active, 0.0), residual_baseline
-    )
-    value, surrogate, metrics = LOSSES[name](tokens)
-    loss = torch.where(active, value + surrogate - surrogate.detach(), 0.0)
-    metrics = {**_masses(tokens), **metrics, "kl": value}
-    return loss, {key: torch.where(active, number, 0.0).detach() for key, number in metrics.items()}
+    head = torch.where(rows, head_logprobs.detach().to(dtype), even)
+    tail = tail_logprob(head) if teacher_tail_logprob is None else teacher_tail_logprob.detach().to(dtype)
+    observed = torch.where(valid, observed_logprobs.detach().to(dtype), even)
+    teacher = Buckets(head, torch.where(valid, tail, -math.log(2)), observed)
+    weight = None if importance_weight is None else torch.where(valid, importance_weight.detach().to(dtype), 1)
+    hit = (head_ids == observed_ids[:, None]).any(1)
+    loss = LOSSES[name](student, teacher, hit, residual_baseline=residual_baseline, importance_weight=weight)
+    metrics = token_metrics(student, teacher, hit, importance_weight=weight)
+    return torch.where(valid, loss, 0), {key: torch.where(valid, value, 0) for key, value in metrics.items()}
 
 
 def resopd_loss(
@@ -148,7 +174,11 @@ def resopd_loss(
     residual_baseline: Baseline = "none",
     importance_weight: Tensor | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """``token_loss`` of ResOPD: (loss [N], metrics). Values estimate KL(p || q) without bias, gradients its gradient."""
+    """(loss [N], metrics [N] each): ``token_loss("resopd", ...)``, an unbiased KL(p || q) with unbiased gradient.
+
+    Arguments, dtypes (fp32, or fp64 for fp64 logits), masked rows and ValueError as in token_loss; the estimator in
+    resopd. On-policy distillation: Agarwal et al. 2023, arXiv 2306.13649.
+    """
     return token_loss(
         "resopd",
         student_logits,
@@ -157,36 +187,93 @@ def resopd_loss(
         observed_ids,
         observed_logprobs,
         mask,
-        teacher_tail_logprob=teacher_tail_logprob,
-        residual_baseline=residual_baseline,
-        importance_weight=importance_weight,
+        teacher_tail_logprob,
+        residual_baseline,
+        importance_weight,
     )
 
 
-def tail_logprob(head: Tensor) -> Tensor:
-    """log(1 - exp(head).sum(1)) [N] of a head [N, K], by log(-expm1) or log1p(-exp), whichever is exact; -inf for a
-    head of mass 1 or, by rounding, more."""
-    mass = head.logsumexp(1).clamp_max(0.0)
-    near = torch.log(-torch.expm1(mass))
-    return torch.where(mass > -math.log(2), near, torch.log1p(-torch.exp(mass)))
+@torch.no_grad()
+def token_metrics(
+    student: Buckets, teacher: Buckets, hit: Tensor, *, importance_weight: Tensor | None = None
+) -> Metrics:
+    """[N] each, detached: the same numbers whatever loss is minimised.
 
-
-def _harmless(value: Tensor, active: Tensor, instead: float) -> Tensor:
-    """``value`` with the rows that do not count replaced before any arithmetic: 0 * nan is nan."""
-    rows = active if value.ndim == 1 else active[:, None]
-    return torch.where(rows, value, instead)
+    ``kl`` = ``kl_coarse`` + ``residual`` estimates the reverse KL without bias; ``kl_coarse`` is its exact part over
+    head and tail. The on-policy alarm is z = sum(head_event) / sqrt(sum(head_event_variance)), about N(0, 1) if A is
+    drawn from p: ``head_event`` is 1[A in S] - P, of variance P tau_p, P the ``student_head_mass``.
+    """
+    coarse, residual = _coarse_and_residual(student, teacher, hit, importance_weight)
+    mass, tail = student.head.logsumexp(1).exp(), student.tail.exp()
+    return {
+        "kl": coarse + residual,
+        "kl_coarse": coarse,
+        "residual": residual,
+        "residual_abs": residual.abs(),
+        "tail_log_ratio": tail_log_ratio(student.tail, teacher.tail),
+        "student_head_mass": mass,
+        "teacher_head_mass": teacher.head.logsumexp(1).exp(),
+        "head_hit": hit.to(mass.dtype),
+        "head_event": torch.where(hit, tail, -mass),
+        "head_event_variance": mass * tail,
+    }
 
 
 @torch.no_grad()
-def _masses(tokens: Tokens) -> Metrics:
-    """Masses of the heads, whether the sampled token is in it, and what the on-policy alarm adds up."""
-    mass = tokens.student.head.exp().sum(1)
-    hit = tokens.in_head.to(mass.dtype)
-    tail = tokens.student.tail.exp()
-    return {
-        "student_head_mass": mass,
-        "teacher_head_mass": tokens.teacher.head.exp().sum(1),
-        "head_hit": hit,
-        "event": hit - mass,
-        "event_variance": mass * tail,
-    }
+def head_overlap(logits: Tensor, head_ids: Tensor) -> Tensor:
+    """[N]: share of ``head_ids`` [N, K] that is in the top K of ``logits`` [N, V].
+
+    No part of token_metrics: on a CPU the student's top 4 take about as long as the whole loss. Some rows are enough.
+    """
+    own = logits.topk(head_ids.shape[1], dim=1).indices
+    return (head_ids[:, :, None] == own[:, None, :]).any(2).float().mean(1)
+
+
+def tail_log_ratio(student_tail: Tensor, teacher_tail: Tensor) -> Tensor:
+    """[N], detached: L = log max(tau_p, TAIL_FLOOR) - log max(tau_q, TAIL_FLOOR)."""
+    floor = math.log(TAIL_FLOOR)
+    return student_tail.detach().clamp_min(floor) - teacher_tail.detach().clamp_min(floor)
+
+
+def tail_logprob(head_logprobs: Tensor) -> Tensor:
+    """[N]: log(1 - sum_S q) of a payload [N, K] that does not say it; at least log of the dtype's epsilon.
+
+    log(-expm1(l)) or log1p(-exp(l)), whichever keeps more digits: Maechler 2012, eq. 7 (the R package Rmpfr).
+    """
+    mass = head_logprobs.logsumexp(1)
+    mass = mass.clamp_max(-torch.finfo(mass.dtype).eps)
+    return torch.where(mass > -math.log(2), (-mass.expm1()).log(), (-mass.exp()).log1p())
+
+
+def _coarse_and_residual(
+    student: Buckets, teacher: Buckets, hit: Tensor, importance_weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """KL_c and 1[A not in S] w (r_A - L), both [N] and detached."""
+    head, tail, observed = (value.detach() for value in student)
+    ratio = tail_log_ratio(tail, teacher.tail)
+    coarse = (head.exp() * (head - teacher.head)).sum(1) + tail.exp() * ratio
+    weight = _weight_of_miss(hit, importance_weight)
+    # the teacher's score of a token in the head is not used at all
+    return coarse, torch.where(hit, 0, weight * (observed - teacher.observed - ratio))
+
+
+def _weight_of_miss(hit: Tensor, importance_weight: Tensor | None) -> Tensor:
+    return torch.where(hit, 0.0, 1.0 if importance_weight is None else importance_weight)
+
+
+def _log_tail(student: Buckets) -> Tensor:
+    """log tau_p; 0, and no gradient, where there is no tail (K = V): 0 * -inf is nan."""
+    return torch.where(student.tail > -torch.inf, student.tail, 0)
+
+
+def _with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
+    return value + (surrogate - surrogate.detach())
+
+
+def _check(head_ids: Tensor, head_logprobs: Tensor, observed_logprobs: Tensor, *per_row: Tensor | None) -> None:
+    if head_logprobs.shape != head_ids.shape:
+        raise ValueError(f"shapes differ: head_logprobs {list(head_logprobs.shape)}, head_ids {list(head_ids.shape)}")
+    names = ("observed_logprobs", "mask", "teacher_tail_logprob", "importance_weight")
+    for name, value in zip(names, (observed_logprobs, *per_row), strict=True):
+        if value is not None and value.shape != head_ids.shape[:1]:
+            raise ValueError(f"{name} must be [{len(head_ids)}], got {list(value.shape)}")
