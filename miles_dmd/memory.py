@@ -40,7 +40,7 @@ def memory(run: ResolvedRun) -> tuple[list[tuple[str, ...]], str]:
         f"an estimate: without activations, gathered blocks, {run.modality.not_counted}\n"
         "  tables: fixed values that come with the network, such as positions; every rank holds them whole"
     )
-    if run.args.sample_prompts:
+    if run.args.sample_prompts and run.teacher_sampling:
         note += "\n  rollout holds the teacher, too, while it draws its first samples"
     return rows, note + _without_weights(run)
 

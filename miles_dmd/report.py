@@ -91,7 +91,7 @@ def rollout_table(run: ResolvedRun) -> Table:
             *run.modality.rows(run),
             ("prompts", f"{len(run.prompts)} in {args.prompt_data}"),
             ("student", str(run.student.hf_checkpoint)),
-            ("teacher", str(args.teacher_path)),
+            ("teacher", run.student.teacher_checkpoint or "held by servers"),
             *([("load", args.load)] if args.load else []),
             ("save", args.save or f"runs/{preset_name(args)}-<n>"),
         ],

@@ -126,7 +126,7 @@ class DistillationTrainer:
             raise ConfigError("this trainer has run, and its groups are gone; make another one to run again")
         run = self.resolved
         require_cluster(run.args)
-        engine_preflight(run)
+        outside(run)
         with own_directory(run.args) as self.directory:
             # within the lock: a run that was at work there a moment ago may have left a later checkpoint
             self.resume = open_resume(run)
@@ -229,12 +229,13 @@ class DistillationTrainer:
         )
 
 
-def engine_preflight(run: ResolvedRun) -> str:
-    """A line on what the rollout engine needs outside of the run and was found there. Raises ConfigError."""
-    if run.engine.preflight is None:
-        return ""
-    preflight: Preflight = registry.resolve(run.engine.preflight)
-    return preflight(run.args)
+def outside(run: ResolvedRun) -> str:
+    """A line for each thing that engine and loss type need outside of the run, and found there. Raises ConfigError."""
+    found = []
+    for name in filter(None, (run.engine.preflight, run.loss_type.preflight)):
+        preflight: Preflight = registry.resolve(name)
+        found.append(preflight(run.args))
+    return "\n".join(filter(None, found))
 
 
 def started_run(run: ResolvedRun, texts: Sequence[str]) -> contextlib.AbstractContextManager[StartedRun]:
@@ -273,7 +274,7 @@ def main(argv: Sequence[str] | None = None, program: str = PROGRAM) -> int:
                 elif not args.dry_run:
                     trainer.fit()
                 else:
-                    if found := engine_preflight(run):
+                    if found := outside(run):
                         show(f"\n{found}")
                     if run.resume is not None:
                         run.resume.verify()

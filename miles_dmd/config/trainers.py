@@ -92,10 +92,12 @@ def trainer_args(args: "Args") -> "dict[str, Args]":
     """group -> its own arguments, producers before consumers.
 
     A run has one teacher: where it follows from --hf-checkpoint it is that of the run, also for a trainer that starts
-    from another one.
+    from another one. It follows for roles that read ``teacher_path``; the others name it, or a server holds it.
     """
-    run = dataclasses.replace(args, teacher_checkpoint=args.teacher_path)
-    return {config.role: compute_trainer_args(run, config) for config in compute_trainer_configs(run)}
+    configs = compute_trainer_configs(args)
+    read = {name for config in configs for name in registry.load("roles", config.role).pipelines.values()}
+    run = dataclasses.replace(args, teacher_checkpoint=args.teacher_path) if "teacher_path" in read else args
+    return {config.role: compute_trainer_args(run, config) for config in configs}
 
 
 def require_role(role: str, roles: tuple[str, ...], loss_type: str, where: str) -> None:

@@ -116,6 +116,8 @@ class LossType:
     """Settings of the nested way to write a preset."""
     check: Callable[[Args], None] = lambda args: None
     """Cross-field rules of its own options; raises ConfigError."""
+    preflight: str | None = None
+    """Dotted name of a ``Preflight``, for a loss type that may need something outside of the run."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a part of another shape, which would show only when a trainer reads it."""

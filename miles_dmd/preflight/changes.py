@@ -138,4 +138,5 @@ def _sources(args: Args, group: str, run: ResolvedRun) -> dict[str, dict[str, st
             "path": str(path), "sha256": run.family.fingerprint(Path(path), digests(args.cache_dir))
         }
         for name, path in paths.items()
+        if path is not None  # a server holds it
     }  # fmt: skip

@@ -59,8 +59,9 @@ def check_models(run: ResolvedRun) -> None:
                 f"{asked} has {', '.join(absent)} in group {group.name!r}, which builds {', '.join(sources)}; "
                 "bind the role to another group"
             )
-        paths = dict.fromkeys(getattr(own, argument) for argument in sources.values())
-        if group.model_ref not in paths:
+        named = (getattr(own, argument) for argument in sources.values())
+        paths = dict.fromkeys(path for path in named if path is not None)  # a server holds the others
+        if paths and group.model_ref not in paths:
             raise ConfigError(
                 f"{asked} has group {group.name!r} start from model_ref {group.model_ref}, and its trainer reads "
                 f"{', '.join(map(str, paths))}; build the plan from the arguments"

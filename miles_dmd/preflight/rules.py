@@ -149,11 +149,12 @@ def check_models_on_disk(run: ResolvedRun) -> None:
 
 def check_teacher(run: ResolvedRun) -> None:
     """Warn, and go on: a student may be distilled again, into fewer steps."""
-    if why := run.family.distilled(run.args.teacher_directory):
+    teacher = run.student.teacher_checkpoint  # None where servers hold it
+    if teacher is not None and (why := run.family.distilled(Path(teacher))):
         logger.warning(
             "%s %s: the teacher is a distilled student itself (%s), and poor where it was not trained; name the model "
             "that it came from by --teacher-checkpoint",
-            run.flag_of_teacher, run.args.teacher_directory, why,
+            run.flag_of_teacher, teacher, why,
         )  # fmt: skip
 
 

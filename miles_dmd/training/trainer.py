@@ -238,9 +238,15 @@ class Trainer:
     def _required(
         self, batch: Batch, external: Mapping[str, ExternalData], roles: Sequence[str]
     ) -> dict[str, ExternalData]:
+        needs = self.loss_type.needs_of(roles)
+        if missing := needs.keys() - external.keys():
+            raise ExternalDataError(
+                f"{self.group!r} was asked to train without external data of {', '.join(sorted(missing))}; each batch is scored "
+                "before it trains"
+            )
         return {
             producer: external[producer].require(keys, batch.ids, batch.policy_version)
-            for producer, keys in self.loss_type.needs_of(roles).items()
+            for producer, keys in needs.items()
         }
 
 

@@ -1,6 +1,5 @@
 """On-policy distillation of a language model: local and Ray, one rank and two, killed and resumed, exported."""
 
-import importlib.util
 import json
 import shutil
 import signal
@@ -8,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import language
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,9 +17,6 @@ from miles_dmd.observe.metrics import read_metrics
 from miles_dmd.run import DistillationTrainer
 
 ROOT = Path(__file__).parents[2]
-_spec = importlib.util.spec_from_file_location("language", ROOT / "tests" / "language.py")
-language = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(language)
 STEPS = 3
 
 

@@ -103,4 +103,5 @@ loss_type = LossType(
     not_built=NOT_BUILT,
     nested=NESTED,
     check=check,
+    preflight="miles_dmd.losses.resopd.servers:preflight",
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from miles_dmd import registry
 from miles_dmd.contracts.loss import LossOutput
 from miles_dmd.equations import tokens
 from miles_dmd.equations.buckets import Buckets, bucket_logprobs
@@ -18,6 +16,7 @@ from miles_dmd.losses.resopd.payload import Scores, teacher_scores_of
 from miles_dmd.modalities.language.batch import TokenBatch
 from miles_dmd.modalities.language.model import LanguageModel
 from miles_dmd.modalities.language.scores import teacher_scores
+from miles_dmd.modalities.language.served_teacher import connected
 
 if TYPE_CHECKING:
     from miles_dmd.contracts.loss import Objective, Scorer
@@ -72,15 +71,8 @@ def score(models: Mapping[str, LanguageModel], batch: TokenBatch, options: Optio
     """Scores of the teacher, from its weights here or from the servers that hold it; see the modality's
     ``teacher_scores``. Raises EngineError for a sample that no server scores."""
     if options.opd_teacher_url:
-        found: Mapping[str, Tensor] = _served(options.opd_teacher_url, options.opd_top_k).score(batch)
-        return found
+        return connected(options.opd_teacher_url, options.opd_top_k).score(batch)
     return teacher_scores(models["teacher_score"], batch, options.opd_top_k)
-
-
-@functools.cache
-def _served(urls: tuple[str, ...], top_k: int) -> Any:
-    """The servers' teacher, one a process: it remembers which weights they had when it was made."""
-    return registry.resolve("miles_dmd.modalities.language.served_teacher:connect")(urls, top_k=top_k)
 
 
 if TYPE_CHECKING:  # mypy compares what the loss type names as text

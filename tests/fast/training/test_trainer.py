@@ -60,6 +60,11 @@ def changed(before, model):
     return {name for name, value in snapshot(model).items() if not torch.equal(before[name], value)}
 
 
+def test_an_actor_that_nobody_scored_for_does_not_train(house):
+    with pytest.raises(ExternalDataError, match="'actor' was asked to train without external data of critic; these"):
+        house.trainer("actor").train(house.batch(), {})
+
+
 def test_critic_trains_the_fake_score_and_nothing_else(house):
     critic, batch = house.trainer("critic"), house.batch()
     teacher, fake = snapshot(critic.models["teacher_score"]), snapshot(critic.models["fake_score"])

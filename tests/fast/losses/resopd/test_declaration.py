@@ -103,16 +103,6 @@ def test_what_would_bias_the_estimator_is_refused(refused, flags, parts):
     assert all(any(one in message for one in part.split("|")) for part in parts), message
 
 
-def test_a_head_beyond_the_vocabulary_is_refused(refused, model_directory):
-    student, teacher = model_directory("student"), model_directory("teacher", vocab_size=40)
-
-    message = refused("--hf-checkpoint", student, "--teacher-checkpoint", teacher, "--opd-top-k", "33")
-
-    assert "--opd-top-k 33" in message
-    assert student in message
-    assert "32" in message
-
-
 def row(event, variance=0.2, tokens=4096, **more):
     return {"opd/head_event": event, "opd/head_event_variance": variance, "actor/weight": tokens, **more}
 
