@@ -241,8 +241,8 @@ class Trainer:
         needs = self.loss_type.needs_of(roles)
         if missing := needs.keys() - external.keys():
             raise ExternalDataError(
-                f"{self.group!r} was asked to train without external data of {', '.join(sorted(missing))}; each batch is scored "
-                "before it trains"
+                f"{self.group!r} was asked to train without external data of {', '.join(sorted(missing))}, which score "
+                "each batch first"
             )
         return {
             producer: external[producer].require(keys, batch.ids, batch.policy_version)

@@ -27,18 +27,26 @@ def preflight(args: Args) -> str:
         return ""
     from miles_dmd.modalities.language.served_teacher import require_same_tokens
 
+    unread = []
     tokenizer = language_family(args).code().open_tokenizer(args.pipeline_directory)
     texts = [text for text in read_prompts(args.prompt_data or "") if messages_of(text) is None][:COMPARED]
     tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     for url in options.opd_teacher_url:
         client = Client(url, timeout=TIMEOUT, deadline=0.0, connections=1)
         try:
-            require_same_tokens(client, texts, tokens)
+            if client.get("/server_info").get("skip_tokenizer_init"):
+                unread.append(url)
+            else:
+                require_same_tokens(client, texts, tokens)
         except EngineError as error:
             raise ConfigError(f"--opd-teacher-url {url}: {error}") from error
         finally:
             client.close()
-    return f"Teacher: {', '.join(options.opd_teacher_url)} reads {len(texts)} prompts as the student does"
+    alike = [url for url in options.opd_teacher_url if url not in unread]
+    lines = [f"Teacher: {', '.join(alike)} reads {len(texts)} prompts as the student does"] if alike else []
+    if unread:
+        lines.append(f"Teacher: {', '.join(unread)} runs with --skip-tokenizer-init, so its tokens were not compared")
+    return "\n".join(lines)
 
 
 if TYPE_CHECKING:  # mypy compares what the loss type names as text
