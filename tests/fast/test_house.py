@@ -1,6 +1,7 @@
 """House rules: small files, docstrings that grep finds, nobody writes to args, nobody branches on a recipe's name."""
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -31,6 +32,34 @@ NEUTRAL = [
 ]
 OF_ANY_LOSS = ("observe", "checkpoint", "config")
 """Rooms that serve every loss type: another one must not have to edit them."""
+OF_ANY_MODALITY = [
+    *(PACKAGE / name for name in NEUTRAL if "/" not in name),
+    *(PACKAGE / f"{name}.py" for name in ("report", "memory", "saving", "observer", "hooks", "handles", "failure")),
+    *(path for room in ("cluster", "training", "preflight", "checkpoint", "observe", "contracts")
+      for path in sorted((PACKAGE / room).rglob("*.py"))),
+]  # fmt: skip
+"""The shared machinery: driver, trainers, rollout worker, checkpoints, and what they and plug-ins agree on."""
+OF_A_MODALITY = """
+    latent sigma timestep velocity shift solver noise denoise denoised denoiser denoising stop_step
+    pixel image grid vae saturation diversity guidance cond uncond embedding encoder decoder diffuser
+    token tokenizer logit logprob vocab vocabulary response temperature causal autoregressive transformer
+"""
+"""Words that mean something to one modality alone, beside the modalities' names and options; plurals count, too."""
+AUTHENTICATION = {"token"}
+OF_NONE_AFTER_ALL = {
+    "run.py": {"grid"},  # "grids": the samples' name in checkpoints, which go on loading
+    "checkpoint/records.py": {"grid"},  # likewise
+    "contracts/loss.py": {"diffusion"},  # the modality of loss types that name none
+    "saving.py": {"diffuser", "transformer", "token"},  # versions that a checkpoint notes; secrets.token_hex
+    "training/ema.py": {"diffuser"},  # its moving average serves any network
+    "training/trained.py": {"diffuser"},  # so do its learning rate schedules
+    "observe/pictures.py": {"grid", "image", "height", "width"},  # of PNG files: curves, and a grid for who has images
+    "observe/summary.py": {"width"},  # of a line of text
+    "observe/trackers.py": {"token"},  # secrets.token_hex
+    "preflight/places.py": AUTHENTICATION,
+    **{f"cluster/supervision/{name}.py": AUTHENTICATION for name in ("auth_probe", "authentication", "session")},
+}
+"""Words that are no modality's where they stand."""
 COMMON = {"student", "teacher", "base"}
 """Names of the whole house, whatever the loss: what is distilled, of what, and the group of a shared model."""
 EXCEPTIONS = {"config/trainers.py": {"actor"}}
@@ -123,6 +152,36 @@ def test_rooms_of_any_loss_name_no_role_and_no_metric_of_one(path):
     said = {word for text in strings - docstrings for word in re.findall(r"[\w/]+", text)}
 
     assert said & words_of_losses() - EXCEPTIONS.get(name_of(path), set()) == set()
+
+
+def names_in(path):
+    """Identifiers, attributes, arguments and imports of a file, and strings that are a single name, as for getattr."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    docstrings = {node.value for node in nodes if is_bare_string(node)}
+    for node in nodes:
+        for part in ("id", "attr", "arg", "name", "asname", "module", "value") if node not in docstrings else ():
+            name = getattr(node, part, None)
+            if isinstance(name, str) and re.fullmatch(r"[\w.:]+", name):
+                yield from re.split(r"[.:]", name)
+
+
+def of_a_modality_in(path):
+    modalities = {name: registry.load("modalities", name) for name in registry.names("modalities")}
+    options = {row.name for modality in modalities.values() for row in dataclasses.fields(modality.options)}
+    names = set(names_in(path))
+    words = names | {word.lower() for name in names for word in re.findall(r"[A-Z]?[a-z]+", name)}
+    singular = words | {word.removesuffix("s") for word in words}
+    return singular & {*OF_A_MODALITY.split(), *modalities} | names & options
+
+
+@pytest.mark.parametrize("path", OF_ANY_MODALITY, ids=name_of)
+def test_shared_machinery_names_no_modality_and_nothing_of_one(path):
+    assert of_a_modality_in(path) - OF_NONE_AFTER_ALL.get(name_of(path), set()) == set()
+
+
+@pytest.mark.parametrize("name", OF_NONE_AFTER_ALL)
+def test_no_exception_to_that_outlives_its_need(name):
+    assert of_a_modality_in(PACKAGE / name) == OF_NONE_AFTER_ALL[name]
 
 
 def is_bare_string(node):
