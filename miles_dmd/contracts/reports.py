@@ -23,17 +23,6 @@ class TrainReport:
     """Bytes, of the rank's process since its start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleStatistics:
-    """Statistics of finished samples, several seeds a prompt."""
-
-    spread: float
-    """Mean distance between two seeds of a prompt (root mean squared difference of latents), a mean over prompts."""
-    saturation: float
-    """Share of values whose magnitude is above ``limit``."""
-    limit: float
-
-
 ENOUGH = 0.99
 """Change kept from which --export-dtype auto takes the dtype that the student's pipeline directory is stored in."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miles_dmd import seeds
-from miles_dmd.contracts.reports import SampleStatistics
 from miles_dmd.files import atomic_write_text
 from miles_dmd.modalities.diffusion.distillation import Distillation
 from miles_dmd.modalities.diffusion.options import diffusion_options
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from miles_dmd.config.args import Args
     from miles_dmd.contracts.modality import Report
     from miles_dmd.executor import GroupExecutor
+    from miles_dmd.modalities.diffusion.statistics import SampleStatistics
     from miles_dmd.preflight.resolved import ResolvedRun
 
 SEEDS_PER_PROMPT = 8

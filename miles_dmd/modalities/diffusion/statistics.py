@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from miles_dmd.contracts.reports import SampleStatistics
 
 EXTENT = 0.999
 """Share of a sample's values that lie within its ``extent``."""
 HEADROOM = 1.2
 """Range of the data, as a multiple of the reference's extent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleStatistics:
+    """Statistics of finished samples, several seeds a prompt."""
+
+    spread: float
+    """Mean distance between two seeds of a prompt (root mean squared difference of latents), a mean over prompts."""
+    saturation: float
+    """Share of values whose magnitude is above ``limit``."""
+    limit: float
 
 
 def statistics(samples: Tensor, groups: Sequence[int], limit: float | None = None) -> SampleStatistics:

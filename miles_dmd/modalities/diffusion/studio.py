@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from miles_dmd.contracts.reports import ExportReport, SampleStatistics
+from miles_dmd.contracts.reports import ExportReport
 from miles_dmd.modalities.diffusion.conditions import PromptTable
 from miles_dmd.modalities.diffusion.distillation import Distillation
 from miles_dmd.modalities.diffusion.export import write_pipeline
 from miles_dmd.modalities.diffusion.family import diffusion_family
 from miles_dmd.modalities.diffusion.options import diffusion_options
 from miles_dmd.modalities.diffusion.requests import DenoisingRequest
-from miles_dmd.modalities.diffusion.statistics import statistics
+from miles_dmd.modalities.diffusion.statistics import SampleStatistics, statistics
 from miles_dmd.modalities.diffusion.teacher import teacher_samples
 from miles_dmd.training.compute import Compute
 from miles_dmd.training.export import exported_buckets

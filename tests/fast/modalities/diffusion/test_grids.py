@@ -8,9 +8,9 @@ import matplotlib
 import numpy
 import pytest
 
-from miles_dmd.contracts.reports import SampleStatistics
 from miles_dmd.modalities.diffusion.grids import SampleGrids
 from miles_dmd.modalities.diffusion.options import DiffusionOptions
+from miles_dmd.modalities.diffusion.statistics import SampleStatistics
 
 TEACHER = {"num_inference_steps": 28, "guidance_scale": 4.5}
 
