@@ -167,8 +167,8 @@ EFFECTS = {
     "sglang_args": shown_by(f"{SGLANG_TESTS}::test_command_names_all_that_samples_depend_on"),
     "sglang_log_dir": shown_by(f"{SGLANG_TESTS}::test_server_that_ends_at_once_is_told_with_its_last_words"),
     "sglang_start_timeout": shown_by(f"{SGLANG_TESTS}::test_server_that_never_answers_is_given_up_and_ended"),
-    "sglang_concurrency": read_by("engines/sglang/sampler"),
-    "sglang_timeout": read_by("engines/sglang/sampler"),
+    "sglang_concurrency": read_by("engines/sglang/fleet_engine"),
+    "sglang_timeout": read_by("engines/sglang/fleet_engine"),
     "sglang_probe_timeout": shown_by(
         "tests/fast/engines/test_sglang_fleet.py::test_server_that_hangs_is_given_seconds_and_not_minutes"
     ),
