@@ -113,7 +113,7 @@ def _curve_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], title: str, 
         dot = "o" if len(values) == 1 else None
         trend = smoothed(values, max(1, len(values) // 20))
         axes.plot(cycles, values, color=colour, lw=0.8, alpha=0.3)
-        axes.plot(cycles, trend, color=colour, lw=1.8, marker=dot, ms=4, label=key.split("/")[0])
+        axes.plot(cycles, trend, color=colour, lw=1.8, marker=dot, ms=4, label=_told_apart(key, drawn))
     finite = [row[key] for key in drawn for row in rows if key in row and math.isfinite(row[key])]
     if log and finite and min(finite) > 0 and max(finite) > 5 * min(finite):
         _logarithmic(axes)
@@ -122,6 +122,13 @@ def _curve_panel(axes: "Axes", rows: Sequence[Mapping[str, float]], title: str, 
         axes.set_yticks([0])
     if len(drawn) > 1:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best", handlelength=1.2)
+
+
+def _told_apart(key: str, drawn: Sequence[str]) -> str:
+    """Label of a curve among those of its panel: its group, or its name where all are of one group."""
+    group, _, name = key.partition("/")
+    alone = len({other.partition("/")[0] for other in drawn}) == 1
+    return name.replace("_", " ") if alone and name else group
 
 
 def _phases(rows: Sequence[Mapping[str, float]]) -> list[str]:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from miles_dmd.losses.dmd2.observed import PANELS
 from miles_dmd.observe import pictures
-from miles_dmd.observe.pictures import curves, fitted, sample_grid, shortened, smoothed, tick_labels
+from miles_dmd.observe.pictures import Panel, curves, fitted, sample_grid, shortened, smoothed, tick_labels
 
 PHASES = ("time/rollout", "time/critic_train", "time/other")
 
@@ -166,3 +166,11 @@ def test_no_two_ticks_have_the_same_label(tmp_path, drawn, start, span):
 def test_ticks_are_as_short_as_tells_them_apart():
     assert tick_labels([0.5, 1.0, 123.456]) == ["0.5", "1", "123.5"]
     assert tick_labels([1.0, 1.00001]) == ["1", "1.00001"]
+
+
+def test_curves_of_one_group_are_told_apart_by_name(tmp_path, drawn):
+    rows = [{"cycle": cycle, "opd/kl": 1.0, "opd/kl_coarse": 0.5} for cycle in (1, 2)]
+
+    curves(rows, tmp_path / "curves.png", [Panel("Reverse KL", ("opd/kl", "opd/kl_coarse"))])
+
+    assert [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()] == ["kl", "kl coarse"]
