@@ -9,6 +9,7 @@ from pathlib import Path
 
 from miles_dmd.checkpoint.store import find_checkpoint, run_directory
 from miles_dmd.config.args import Args
+from miles_dmd.config.values import flag_name, kinds
 from miles_dmd.errors import ConfigError
 from miles_dmd.files import digests, remove_temporaries, remove_tree
 from miles_dmd.locks import leads_to, lock
@@ -48,6 +49,10 @@ def inputs(args: Args) -> Iterator[tuple[str, Path]]:
     for trainer in args.trainers:
         for name in trainer.overrides.keys() & {"hf_checkpoint", "teacher_checkpoint"}:
             yield f"--{trainer.role}-{name.replace('_', '-')}", Path(trainer.overrides[name]).resolve()
+    for options in (args.loss_options, args.engine_options, args.modality_options):
+        for name, kind in kinds(type(options)).items():
+            if kind.path is not None and kind.path.read and isinstance(value := getattr(options, name), str):
+                yield flag_name(name), Path(value).resolve()
 
 
 def preset_name(args: Args) -> str:

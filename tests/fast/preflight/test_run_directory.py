@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from miles_dmd import registry
 from miles_dmd.config.args import Args
 from miles_dmd.errors import ConfigError
 from miles_dmd.observe.metrics import MetricsWriter
@@ -149,6 +150,20 @@ def test_what_a_run_reads_is_never_removed(tmp_path, flag, argument, inside):
 
     with pytest.raises(ConfigError, match=f"--overwrite would remove {flag} {path}"):
         check_save(Args(save=str(tmp_path), overwrite=True, **{argument: str(path)}))
+
+
+def test_what_a_plug_in_reads_is_never_removed(tmp_path, own_loss):
+    option = "from miles_dmd.config.values import ReadPath\n    images: ReadPath | None = None"
+    loss_type = registry.load("losses", own_loss("with_images", options=option))
+    run, path = tmp_path / "run", tmp_path / "run" / "samples" / "images"
+    written_by_a_run(run)
+    path.mkdir(parents=True)
+    asked = Args(
+        save=str(run), overwrite=True, loss_type="with_images.loss", loss_options=loss_type.options(images=str(path))
+    )
+
+    with pytest.raises(ConfigError, match=f"--overwrite would remove --images {path}"):
+        check_save(asked)
 
 
 def test_a_run_does_not_write_into_its_teacher(tmp_path):
