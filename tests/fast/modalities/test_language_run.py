@@ -6,13 +6,14 @@ from pathlib import Path
 
 import language
 import pytest
+from safetensors.torch import load_file
 
 from miles_dmd.config.cli import parse_args
 from miles_dmd.errors import ConfigError, FormatError
 from miles_dmd.modalities.language import modality
 from miles_dmd.modalities.language.record import read_record
 from miles_dmd.preflight.rules import resolve
-from miles_dmd.run import main
+from miles_dmd.run import DistillationTrainer, main
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,6 +54,19 @@ def test_a_run_leaves_texts_rows_and_a_student(run):
     assert 1 <= rows[-1]["samples/length"] <= 5
     assert 0 <= rows[-1]["samples/ended"] <= 1
     assert rows[-1]["actor/weight"] <= 20
+
+
+def test_the_teacher_is_bit_identical_afterwards_and_nothing_of_it_trains(asked, models, tmp_path):
+    trainer = DistillationTrainer(parse_args(asked(tmp_path / "run")))
+    trainer.fit()
+
+    teacher = trainer.executor._groups["teacher"].trainer
+    stored = load_file(models / "teacher" / "model.safetensors")
+    held = dict(teacher.models["teacher_score"].network.named_parameters())
+    assert held.keys() == stored.keys()
+    assert all(held[name].equal(stored[name]) and not held[name].requires_grad for name in stored)
+    assert teacher.trained == {}
+    assert list((tmp_path / "run" / "checkpoints").rglob("teacher/*.safetensors")) == []
 
 
 def test_the_record_tells_where_the_student_comes_from(run, models, asked):
