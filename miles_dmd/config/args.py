@@ -66,7 +66,7 @@ class TeacherArgs:
     """Model family: a plug-in of miles_dmd/models, or an import path; by default sd3 for images and causal_lm for
     text."""
     teacher_checkpoint: ReadPath | None = None
-    """Model directory of the frozen teacher; by default the same as --hf-checkpoint."""
+    """Model directory of the frozen teacher. DMD2's is by default that of --hf-checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -107,6 +108,8 @@ def parser_of(flags: Mapping[str, Flag], program: str = PROGRAM) -> argparse.Arg
     )
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(flag.title for flag in flags.values())}
     for flag in flags.values():
+        if flag.name == flag_name("loss_type"):
+            flag = dataclasses.replace(flag, default=default_loss_type(program))
         _add(groups[flag.title], flag)
     return parser
 
@@ -240,6 +243,10 @@ def _unknown(rest: Sequence[str], flags: Mapping[str, Flag], loss_name: str, rol
         return ConfigError(
             f"{asked} is a flag of --rollout-engine {' and '.join(owners)}; choose that engine, or drop it"
         )
+    if owners := _owners(name, "", "modalities"):
+        return ConfigError(
+            f"{asked} is a flag of {' and '.join(owners)} models, which loss type {loss_name!r} does not train; drop it"
+        )
     return ConfigError(f"{asked}: there is no such flag{nearest_flag(name, flags)}; --help lists them")
 
 
@@ -265,6 +272,6 @@ def _all_groups() -> set[str]:
     }
 
 
-def _owners(name: str, chosen: str, wing: Literal["losses", "engines"] = "losses") -> list[str]:
+def _owners(name: str, chosen: str, wing: Literal["losses", "engines", "modalities"] = "losses") -> list[str]:
     others = (other for other in registry.names(wing) if other != chosen)
     return [repr(other) for other in others if name in map(flag_name, kinds(registry.load(wing, other).options))]

@@ -12,7 +12,7 @@ from typing import Any
 from miles_dmd import registry
 from miles_dmd.config import idle
 from miles_dmd.config.args import Args
-from miles_dmd.config.presets import shipped
+from miles_dmd.config.presets import read_preset, shipped
 from miles_dmd.config.trainers import trainer_args
 from miles_dmd.config.values import flag_name, kinds
 from miles_dmd.errors import ConfigError
@@ -89,7 +89,8 @@ def _naming_flags(args: Args) -> Iterator[None]:
 def check_required(args: Args) -> None:
     missing = [flag_name(name) for name in ("hf_checkpoint", "prompt_data") if getattr(args, name) is None]
     if missing:
-        preset = "" if args.config or not shipped() else f"; or start from a preset: --config {shipped()[0]}"
+        presets = [name for name in shipped() if read_preset(name).args.get("loss_type") == args.loss_type]
+        preset = "" if args.config or not presets else f"; or start from a preset: --config {presets[0]}"
         raise ConfigError(
             f"--loss-type {args.loss_type} needs {' and '.join(missing)} (a model directory to start from, a file of "
             f"prompts){preset}"

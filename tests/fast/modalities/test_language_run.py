@@ -100,6 +100,7 @@ def test_a_dry_run_shows_what_is_sampled(asked, tmp_path, capsys):
     ("more", "parts"),
     [
         (("--max-new-tokens", "120"), ["--max-prompt-tokens 12 and --max-new-tokens 120", "128 positions"]),
+        (("--shift", "3"), ["--shift 3 is a flag of 'diffusion' models", "'resopd'"]),
         (("--model-family", "sd3"), ["--model-family sd3 is a family of diffusion models", "language"]),
     ],
 )
@@ -134,3 +135,13 @@ def test_students_are_judged_by_their_exact_reverse_kl(run, models, tmp_path, ca
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert all(row["reverse_kl"] > 0 and row["tokens"] <= 32 for row in rows.values())
     assert f"{models}/teacher".rjust(1) in capsys.readouterr().out
+
+
+def test_the_program_of_language_models_has_their_loss_type_and_their_preset(capsys):
+    assert main(["--help"], program="train_llm.py") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert main([], program="train_llm.py") == 2
+
+    assert "usage: train_llm.py --loss-type resopd" in shown
+    assert "It brings trainer groups and flags of its own. [resopd]" in shown
+    assert "start from a preset: --config opd_bytes" in capsys.readouterr().err
