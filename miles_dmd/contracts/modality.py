@@ -7,7 +7,7 @@ checkpoints) names no modality.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miles_dmd import registry
@@ -77,8 +77,6 @@ class Modality:
     """Memory that the estimate leaves out, beside activations and gathered blocks."""
     harmless: frozenset[str] = frozenset()
     """Options that may differ from a checkpoint's."""
-    not_built: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Message -> flags of other trainers for which none stands here."""
 
     def torch(self) -> ModalityCode:
         """Its code, which imports torch."""
