@@ -35,14 +35,14 @@ def test_the_worked_example_is_on_the_page():
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_of_a_plan_is_said_to_be_obeyed_or_declared(part):
-    table = PAGE[PAGE.index("### What a run obeys") : PAGE.index("`opd` waits")]
+    table = PAGE[PAGE.index("### What a run obeys") : PAGE.index("`opd` is run by")]
     elsewhere = {"name", "role", "group"}  # of a group or a binding: what others refer to
 
     assert [row.name for row in fields(part) if row.name not in elsewhere and f"`{row.name}" not in table] == []
 
 
 def test_every_place_where_a_plan_is_obeyed_is_there():
-    table = PAGE[PAGE.index("### What a run obeys") : PAGE.index("`opd` waits")]
+    table = PAGE[PAGE.index("### What a run obeys") : PAGE.index("`opd` is run by")]
 
     assert [name for name in re.findall(r"`([\w/]+\.py)`", table) if not (ROOT / "miles_dmd" / name).exists()] == []
 
